@@ -1,8 +1,8 @@
 """Placers that learn: their networks, and how a trained network places one graph.
 
 Input: observations of an environment, or features of a graph. Output: distributions over moves, or over placements.
-The table `POLICIES` has all of them by name, with what makes a placer of a trained network: `guided_search`,
-`traversal` or `one_shot.sampling`.
+The table `POLICIES` has all of these policies by name. For each it names the function that makes a placer from the
+trained network; these functions are in `guided_search`, `traversal` and `one_shot.sampling`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ __all__ = ["POLICIES", "PolicyEntry"]
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """What a learned placer is made of; its modules are imported when they are asked for."""
+    """What a learned placer is made of. Its modules are imported at the first access to a property that needs them."""
 
     kind: Literal["iterative", "traversal", "one-shot"]
-    module: str  # of the policy and its settings, below this package
+    module: str  # the module of the policy and of its settings, below this package
     name: str  # the policy is {name}Policy, its settings are {name}Config
-    placing: tuple[str, str]  # module and function that make a placer
+    placing: tuple[str, str]  # module, below this package, and function that make a placer
 
     @property
     def config(self) -> type:
-        """Dataclass of the policy's settings."""
+        """The dataclass of the policy's settings."""
         return self._of(self.module, f"{self.name}Config")
 
     @property
     def policy(self) -> Callable[[Any], Any]:
-        """The network, from such settings."""
+        """The class of the network, which takes the policy's settings."""
         return self._of(self.module, f"{self.name}Policy")
 
     def make(self, settings: Any) -> Any:
-        """The network of such settings."""
+        """Return a new network with the given settings, an instance of `config`."""
         return self.policy(settings)
 
     @property
     def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
-        """A placer from a checkpoint and such a network."""
+        """The function that makes a placer from a checkpoint and a network of the checkpoint's settings."""
         return self._of(*self.placing)
 
     @staticmethod
@@ -57,4 +57,4 @@ POLICIES = {
     "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),
     "mlp": PolicyEntry("one-shot", "one_shot.mlp", "Mlp", _SAMPLING),
 }
-"""Name -> policy. Its sentence for `placeto list placers` is in `placeto.placers.LEARNED`."""
+"""Name of a learned placer -> its policy. `placeto.placers.LEARNED` has its sentence for `placeto list placers`."""

@@ -1,4 +1,4 @@
-"""What the learned placers share: a distribution over (node, device) pairs.
+"""What the iterative policies share: a check of what they return, and a distribution over (node, device) pairs.
 
 Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the largest graph, D devices.
 """
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class PolicyError(ValueError):
-    """A problem that the policy was not made for."""
+    """A problem that the policy was not made for, or a policy that doesn't return what it must."""
 
 
 def answers(policy: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Logits (V, D) of all moves of an observation, and the changes (V, D) that the policy predicts for them.
+    """Return the logits (V, D) of all moves of an observation, and the changes (V, D) that the policy predicts.
 
     Raises:
-        PolicyError: the policy, which may be of another package, returns anything else.
+        PolicyError: the policy, which may be of another package, returns anything else; or gradients are enabled, and
+            the logits don't depend on the policy's parameters.
     """
     found, shape = policy(data), tuple(data.legal.shape)
     parts = found if isinstance(found, tuple) else (found,)
@@ -43,14 +44,14 @@ def _described(part: Any) -> str:
 
 @dataclass(frozen=True)
 class PairDistribution:
-    """For each graph of a batch a categorical distribution over the legal (node, device) pairs."""
+    """A categorical distribution over the legal (node, device) pairs, for each graph of a batch."""
 
     log_probs: Tensor  # (B, G * D) float, -inf where not legal
     devices: int  # D
 
     @classmethod
     def from_logits(cls, logits: Tensor, data: Data, temperature: float = 1.0) -> PairDistribution:
-        """Normalise pair logits (V, D) within each graph of the batch, illegal pairs left out."""
+        """Divide logits (V, D) of pairs by the temperature, and normalise them over the legal pairs of each graph."""
         devices = logits.shape[1]
         dense = logits.new_full((data.num_graphs * data.max_nodes, devices), -torch.inf)
         slot = data.batch * data.max_nodes + data.local
@@ -58,21 +59,22 @@ class PairDistribution:
         return cls(torch.log_softmax(dense.view(data.num_graphs, -1), -1), devices)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """(B,) int64 action numbers, node * D + device, drawn at random by noise (B, G * D) of the exponential law.
+        """Draw one action of each graph: (B,) int64 action numbers, node * D + device.
 
-        The first of independent exponential clocks with these rates to ring: what `torch.multinomial` does.
+        `noise` (B, G * D) has independent draws from the exponential distribution of mean 1. The pair with the largest
+        probability / noise is then a draw from the distribution; `torch.multinomial` draws in the same way.
         """
         return (self.log_probs.exp() / noise).argmax(-1)
 
     def mode(self) -> Tensor:
-        """(B,) int64 most likely action numbers."""
+        """Return the most likely action number of each graph: (B,) int64."""
         return self.log_probs.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """(B,) log-probabilities of action numbers."""
+        """Return the log-probabilities (B,) of action numbers (B,)."""
         return self.log_probs.gather(1, action[:, None])[:, 0]
 
     def entropy(self) -> Tensor:
-        """(B,) entropies, in nats."""
+        """Return the entropy of each graph's distribution: (B,), in nats."""
         finite = self.log_probs.clamp(min=-1e9)
         return -(finite.exp() * finite).sum(-1)

@@ -1,7 +1,8 @@
-"""Joining groups that a placement has on one device, to ever fewer: the views from which a search moves many at once.
+"""Joining groups that a placement has on one device, so that one move gives many groups another device.
 
-Nothing of the placement is lost, so a move of joined groups begins where the search stands, as in the refinement of
-multilevel partitioners (V-cycles; Walshaw, "Multilevel refinement for combinatorial optimisation problems", 2004).
+The joined groups have the same placement, so a move of joined groups begins with the search's present placement, as in
+the refinement of multilevel partitioners (V-cycles; Walshaw, "Multilevel refinement for combinatorial optimisation
+problems", 2004).
 
 Legend: N ops, G groups, P pairs of groups, S shares, C joined groups.
 """
@@ -19,7 +20,7 @@ from placeto.problem.problem import PlacementProblem
 
 
 class Coarsening:
-    """A problem's groups, to be joined again and again."""
+    """Joins a problem's groups for one placement after another; work and transfers of groups are computed once."""
 
     def __init__(self, problem: PlacementProblem, groups: Groups) -> None:
         self.groups = groups
@@ -27,34 +28,38 @@ class Coarsening:
         self._pairs, self._time = group_transfers(problem, groups)
 
     def joined(self, placement: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
-        """(G,) the joined group of each group, by their first group, for each of several counts C, falling.
+        """Join groups that a placement has on one device, to each of S numbers of joined groups.
 
-        Joined groups of one count are made of those of the count before. A joined group is on one device; where too few
-        groups of a device exchange tensors, there are more joined groups than asked for.
+        The joined groups for one number are made of those for the number before. There are more joined groups than the
+        number says if the groups of a device exchange too few tensors.
 
         Args:
             placement: (G,) int64, device of each group.
-            counts: joined groups.
+            counts: S numbers of joined groups, in falling order.
+
+        Returns:
+            For each number an array (G,) int64, the joined group of each group. Joined groups are numbered in the order
+            of their first groups.
         """
         device = np.ascontiguousarray(placement, np.int64)
         return list(_joined(self._work, self._pairs, self._time, device, np.array(counts, np.int64)))
 
     def groups_of(self, joined: np.ndarray) -> Groups:
-        """Joined groups (G,) as groups of ops; they have no modules and no sets."""
+        """Return the groups of ops that belong to joined groups (G,), without names of modules and without sets."""
         count = int(joined.max()) + 1
         return Groups(joined[self.groups.group], count, ("",) * count, ())
 
 
-_WORK = 2.0  # of a joined group, at most, over the mean; the cap grows where it leaves too many
-_GROWS = 4.0
-_TIMES = 3
+_WORK = 2.0  # largest work of a joined group, divided by the mean work if there are as many as there should be
+_GROWS = 4.0  # the largest work is multiplied by this number if it leaves too many joined groups
+_TIMES = 3  # largest works that are tried
 
 
 @compiled(nogil=True)
 def _joined(
     work: np.ndarray, pairs: np.ndarray, time: np.ndarray, device: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
-    """(S, G) the joined group of each group."""
+    """Return (S, G) the joined group of each group, for each of `counts` (S,)."""
     num_groups = len(work)
     leader, weight, count = np.arange(num_groups), work.copy(), num_groups
     rows = np.empty((len(counts), num_groups), np.int64)
@@ -85,19 +90,19 @@ def _matched(
     count: int,
     least: int,
 ) -> int:
-    """Join pairs of joined groups, those with the most transfer for their work first; returns how many are left.
+    """Join pairs of joined groups on one device, and return how many joined groups are left.
 
-    None is joined twice.
+    Pairs with the longest transfers for their work come first. Each joined group is joined once at most.
 
     Args:
-        leader: (G,) first group of each group's joined group; changed.
-        weight: (G,) work of the joined group, at its first group; changed.
-        pairs: (P, 2).
-        time: (P,) transfer.
-        device: (G,).
-        limit: of the work of a joined group.
-        count: of joined groups.
-        least: so many are enough.
+        leader: (G,) first group of each group's joined group; updated in place.
+        weight: (G,) work of a joined group, at the index of its first group; updated in place.
+        pairs: (P, 2) groups that exchange tensors.
+        time: (P,) microseconds of the transfers between the two groups of a pair.
+        device: (G,) device of each group.
+        limit: largest work of a joined group.
+        count: number of joined groups before.
+        least: number of joined groups at which joining ends.
     """
     num_groups, key = len(leader), np.empty(len(pairs), np.int64)
     for p in range(len(pairs)):

@@ -1,9 +1,9 @@
-"""The network of `PlacetoPolicy` as one compiled function, for placing: no autograd, no torch.
+"""The network of `PlacetoPolicy` in compiled functions, for placing: without autograd, and without torch.
 
-It answers as the torch policy does within float error, for those pairs that it is asked about. Products of matrices go
-to BLAS, all else is fused in loops.
+The logits are those of the torch policy within float error. They are computed for the requested pairs alone. BLAS
+multiplies matrices; everything else is fused in loops.
 
-Legend: V nodes, M arcs, D devices, R pairs asked about, H hidden.
+Legend: V nodes, M arcs, D devices, R requested pairs, H hidden, N rows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Linear(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A layer's norm over H."""
+    """The parameters of a layer normalisation over H."""
 
     weight: np.ndarray  # (H,) float32
     bias: np.ndarray  # (H,) float32
 
 
 class Round(NamedTuple):
-    """`EdgeMessagePassing`; the two ways are along and against the arcs."""
+    """The layers of an `EdgeMessagePassing`; `source` and `edge` have one for each way: along, against the arcs."""
 
     norm: Norm
     source: tuple[Linear, Linear]
@@ -41,7 +41,7 @@ class Round(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What a `PlacetoPolicy` has beside its rounds of messages."""
+    """The layers of a `PlacetoPolicy` but for its rounds of messages and `from_messages`."""
 
     from_node: Linear
     from_own: Linear
@@ -53,9 +53,9 @@ class CompiledPolicy:
     """The logits of a `PlacetoPolicy`, computed by one thread.
 
     Args:
-        parameters: as the policy's ``state_dict()`` names them, arrays (or tensors on the CPU) of float32.
-        rounds: of messages.
-        change_weight: of the predicted change in the logit.
+        parameters: arrays, or tensors on the CPU, of float32, by their names in the policy's ``state_dict()``.
+        rounds: number of rounds of messages.
+        change_weight: the policy's setting: a logit is minus this number times the predicted change.
 
     Raises:
         KeyError: a parameter is missing.
@@ -75,7 +75,10 @@ class CompiledPolicy:
 
     @classmethod
     def of(cls, policy: Any) -> CompiledPolicy:
-        """That of a `PlacetoPolicy`, with its parameters of now."""
+        """Make a compiled policy from the present parameters of a `PlacetoPolicy`.
+
+        It may share the memory of some parameters: after more training of the policy, make a new one.
+        """
         parameters = {name: value.cpu() for name, value in policy.state_dict().items()}
         return cls(parameters, policy.config.rounds, policy.config.change_weight)
 
@@ -88,17 +91,17 @@ class CompiledPolicy:
         current: np.ndarray,
         asked: np.ndarray,
     ) -> np.ndarray:
-        """Logits (V, D) float32, zero at each node's current device and where they aren't asked for.
+        """Return logits (V, D) float32; 0 at each node's current device and at pairs that aren't requested.
 
         Args:
             node: (V, node features) float32.
             pair: (V, D, pair features) float32.
-            arcs: (2, M) int64, from which node to which.
+            arcs: (2, M) int64, source and target node of each arc.
             edge: (M, edge features) float32.
             current: (V,) int64, device of each node.
-            asked: (V, D) bool.
+            asked: (V, D) bool, the requested pairs.
         """
-        with np.errstate(all="ignore"):  # a policy whose numbers overflow has no opinion
+        with np.errstate(all="ignore"):  # numbers may overflow: a sweep makes no move by logits that aren't finite
             base = _begin(self._network, node, pair, current)
             if self._from_messages is not None:
                 z = np.maximum(base, np.float32(0.0))
@@ -123,12 +126,12 @@ class CompiledPolicy:
         return Round(self._norm(f"{name}.norm"), source, edge, update)
 
 
-_TOGETHER = 512  # pairs whose intermediate results stay in the cache
+_TOGETHER = 512  # pairs that are computed at a time, so that their intermediate results stay in the cache
 
 
 @compiled(inner=True, nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
 def _two_scales(x: np.ndarray) -> np.ndarray:
-    """(N, F) -> (N, 2 F), see `placeto.policies.scales`."""
+    """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F); see `placeto.policies.scales`."""
     n, f = x.shape
     out = np.empty((n, 2 * f), np.float32)
     one, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)
@@ -143,7 +146,7 @@ def _two_scales(x: np.ndarray) -> np.ndarray:
 
 @compiled(inner=True, nogil=True, inline="always")
 def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
-    """(N, out), with negative values cut off if asked."""
+    """Apply a linear layer to rows: (N, in) -> (N, out). With `positive`, a ReLU follows."""
     out = np.empty((x.shape[0], layer.weight.shape[1]), np.float32)
     np.dot(x, layer.weight, out)
     _shift(out, layer.bias, positive)
@@ -164,7 +167,7 @@ def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
 
 @compiled(inner=True, nogil=True, fastmath={"contract", "reassoc"})
 def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
-    """`torch.nn.LayerNorm` of rows (N, H) into the first H columns of `out`."""
+    """Write the `torch.nn.LayerNorm` of rows (N, H) to the first H columns of `out`."""
     n, width = x.shape
     for i in range(n):
         total, square = np.float32(0.0), np.float32(0.0)
@@ -180,7 +183,7 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
 
 @compiled(nogil=True)
 def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """(V, H) what a node's pairs have in common, but for messages."""
+    """Return (V, H) what all pairs of a node add to the hidden layer, without the part of messages."""
     own = np.empty((len(current), pair.shape[2]), np.float32)
     for v in range(len(current)):
         own[v] = pair[v, current[v]]
@@ -191,9 +194,9 @@ def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.nda
 
 @compiled(nogil=True)
 def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray) -> None:
-    """A round of `EdgeMessagePassing` on z (V, H), in place."""
+    """Apply a round of `EdgeMessagePassing` to z (V, H), in place."""
     width = z.shape[1]
-    read = np.empty((len(z), 3 * width), np.float32)  # what the update reads
+    read = np.empty((len(z), 3 * width), np.float32)  # input of the update: embeddings and received messages
     y = np.empty_like(z)
     _normalised(z, messages.norm, y)
     read[:, :width] = y
@@ -205,7 +208,7 @@ def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray
 
 @compiled(inner=True, nogil=True, fastmath={"contract", "nsz"})
 def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray) -> np.ndarray:
-    """(V, H) sums of messages, over the square root of their number."""
+    """Return (V, H) the sum of the messages that each node receives, divided by the square root of their number."""
     total, zero = np.zeros_like(sent), np.float32(0.0)
     width = sent.shape[1]
     count = np.zeros(len(sent), np.int64)
@@ -232,7 +235,7 @@ def _finish(
     asked: np.ndarray,
     change_weight: np.float32,
 ) -> np.ndarray:
-    """(V, D) logits."""
+    """Compute the logits (V, D) from `base` (V, H); the other arguments are those of `CompiledPolicy.__call__`."""
     nodes, devices = asked.shape
     slot, device = np.empty(nodes * devices, np.int64), np.empty(nodes * devices, np.int64)
     count = 0

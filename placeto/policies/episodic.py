@@ -1,4 +1,4 @@
-"""Placing one graph by episodes of the placement MDP, one move after another, of any iterative policy."""
+"""Placing one graph with any iterative policy, by episodes of the placement MDP."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 
 class EpisodePlacer(LearnedPlacer):
-    """A trained iterative policy as a placer: episodes from the best cheap placement, the best met is kept.
+    """A trained iterative policy as a placer: the best placement of episodes from the best constructive placement.
 
-    The first episode takes the most likely moves and is the answer where there is no budget. Within a budget others
-    follow from the same start, drawn from the policy. Each has as many moves as there are nodes, a simulation each.
+    The first episode takes the most likely moves. It is the only one if there is no budget. Within a budget, further
+    episodes from the same start follow, whose moves are drawn from the policy. An episode has as many moves as there
+    are nodes, and each move is one simulation.
 
     Args:
         policy: maps observations to logits (V, D) and changes (V, D); see `placeto.environment.tensors.to_data`.
         env: order of the nodes, and which moves are taken back.
-        name: of the placer.
+        name: name of the placer in its results.
     """
 
     def __init__(self, policy: nn.Module, env: EnvConfig, name: str = "") -> None:
@@ -40,7 +41,7 @@ class EpisodePlacer(LearnedPlacer):
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Episodes within a budget; see the class."""
+        """Place a graph by episodes within a budget; see the class."""
         instance = make_instance(problem)
         evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
         start, score = best_cheap(evaluator, seed)
@@ -54,7 +55,10 @@ class EpisodePlacer(LearnedPlacer):
     def _traverse(
         self, batch: InstanceBatch, evaluator: Evaluator, start: np.ndarray, random: torch.Generator | None
     ) -> None:
-        """As many moves as there are nodes from a placement (G,), the most likely ones, or drawn from the policy."""
+        """Run one episode from a placement (G,): as many moves as there are nodes, fewer if the budget ends before.
+
+        The moves are drawn from the policy with `random`, or are the most likely ones if `random` is None.
+        """
         state = reset(batch, self.env, np.zeros(1, np.int64), start[None])
         for _ in range(len(start)):
             if evaluator.exhausted:
@@ -72,6 +76,10 @@ class EpisodePlacer(LearnedPlacer):
 
 
 def episode_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> EpisodePlacer:
-    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    """Make a placer from a checkpoint and a policy with its settings, with the parameters that were best in validation.
+
+    Raises:
+        RuntimeError: the parameters aren't those of the policy.
+    """
     policy.load_state_dict(checkpoint["best_parameters"])
     return EpisodePlacer(policy, EnvConfig(**checkpoint["config"]["env"]), checkpoint["placer"])

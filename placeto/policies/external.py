@@ -1,4 +1,4 @@
-"""Learned placers of other packages, in addition to those of `placeto.policies.POLICIES`."""
+"""Learned placers by name: those of `placeto.policies.POLICIES`, and those of other packages."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ _PLACING = {"iterative": ("episodic", "episode_placer"), "one-shot": ("one_shot.
 
 
 class UnknownPolicyError(ValueError):
-    """A learned placer that neither Placeto nor an installed package has."""
+    """The name of a learned placer that neither Placeto nor an installed package has."""
 
 
 @dataclass(frozen=True)
 class ExternalPolicy:
-    """A learned placer of another package; an entry point in `placeto.policies` names it."""
+    """A learned placer of another package, which an entry point of the group `placeto.policies` names."""
 
     kind: Literal["iterative", "one-shot"]
-    """An iterative policy moves one node at a time, a one-shot policy places a whole graph at once."""
+    """An iterative policy moves one node at a time. A one-shot policy places a whole graph at once."""
     config: type
-    """Dataclass of the policy's settings, each with a default; a one-shot policy's has `units`."""
+    """Dataclass of the policy's settings, each with a default. For a one-shot policy, one of them is `units`."""
     policy: Callable[[Any], Any]
-    """The network from such settings, an ``nn.Module``: of an iterative policy it maps the observation of
-    `placeto.environment.tensors.to_data` to logits (V, D) and predicted changes (V, D), and learns by reinforcement
-    alone unless it has the methods and settings of `PlacetoPolicy`; a one-shot policy's is a `OneShotPolicy`."""
+    """Makes the network, an ``nn.Module``, from an instance of `config`. The network of an iterative policy maps the
+    observation of `placeto.environment.tensors.to_data` to logits (V, D) and predicted changes (V, D). It learns by
+    reinforcement alone, unless it has the methods and settings of `PlacetoPolicy`. The network of a one-shot policy is
+    a `OneShotPolicy`."""
     sentence: str
-    """What `placeto list placers` says of it."""
+    """The sentence about the placer in the output of `placeto list placers`."""
     learning: Any = None
-    """How it learns by default, a `LearningConfig` or `OneShotLearningConfig`; None = as its kind does."""
+    """Default settings of its learning, a `LearningConfig` or `OneShotLearningConfig`; None = those of its kind."""
     env: EnvConfig = field(default_factory=EnvConfig)
-    """How the episodes of an iterative policy run by default."""
+    """Default settings of the episodes of an iterative policy."""
 
     @property
     def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
-        """A placer from a checkpoint and such a network."""
+        """The function that makes a placer from a checkpoint and a network of the checkpoint's settings."""
         module, name = _PLACING[self.kind]
         return getattr(import_module(f"placeto.policies.{module}"), name)
 
     def make(self, settings: Any) -> Any:
-        """The network of such settings.
+        """Return a new network with the given settings, an instance of `config`.
 
         Raises:
-            ExtensionError: it isn't such a network, has nothing to learn, or can't be made.
+            ExtensionError: `policy` fails, or what it makes is no network of this kind or has no parameters to learn.
         """
         from torch import nn
 
@@ -77,11 +78,12 @@ AnyPolicy = PolicyEntry | ExternalPolicy
 
 
 def find_policy(name: str) -> AnyPolicy:
-    """A learned placer by its name.
+    """Return what the learned placer of a name is made of.
 
     Raises:
-        UnknownPolicyError: there is no such one.
-        ExtensionError: the package that has it can't be used, or two of them have the same name.
+        UnknownPolicyError: no learned placer has this name.
+        ExtensionError: the package that has it can't be used; or two packages have a learned placer of the same name,
+            or one has a name of Placeto's.
     """
     others = _others()
     if name in POLICIES:
@@ -94,19 +96,20 @@ def find_policy(name: str) -> AnyPolicy:
 
 
 def policy_names() -> list[str]:
-    """Of all learned placers.
+    """Return the names of all learned placers, those of Placeto first.
 
     Raises:
-        ExtensionError: two of them have the same name.
+        ExtensionError: two packages have a learned placer of the same name, or one has a name of Placeto's.
     """
     return [*POLICIES, *_others()]
 
 
 def external_policies() -> dict[str, ExternalPolicy]:
-    """The learned placers of other packages, by name.
+    """Return the learned placers of other packages, by name.
 
     Raises:
-        ExtensionError: a package can't be used, or two of them have the same name.
+        ExtensionError: a package can't be used; or two packages have a learned placer of the same name, or one has a
+            name of Placeto's.
     """
     return {name: _load(name) for name in _others()}
 
@@ -118,7 +121,11 @@ def _others() -> dict[str, EntryPoint]:
 
 @cache
 def _load(name: str) -> ExternalPolicy:
-    """Raises an ExtensionError where the package doesn't fit."""
+    """Import and return what the entry point of a learned placer names.
+
+    Raises:
+        ExtensionError: it can't be imported, or it is no usable `ExternalPolicy`.
+    """
     point = _others()[name]
     found = load_extension(point)
     if wrong := _wrong(found):
@@ -128,7 +135,7 @@ def _load(name: str) -> ExternalPolicy:
 
 
 def _wrong(found: Any) -> str:
-    """What doesn't fit in what an entry point names; empty if nothing."""
+    """Say what is wrong with what an entry point names; "" if it is a usable `ExternalPolicy`."""
     if not isinstance(found, ExternalPolicy):
         return f"is no ExternalPolicy, but {found!r:.60}"
     if found.kind not in _PLACING:

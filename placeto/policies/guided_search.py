@@ -1,7 +1,7 @@
-"""Guided search: places one graph with a trained iterative policy, by rules, sweeps of the policy, and annealing.
+"""Guided search: places one graph by construction rules, sweeps of a trained iterative policy, and annealing.
 
-Rules build the first placements. Sweeps (`placeto.policies.sweeps`) try the moves that the policy scores highest.
-V-cycles alternate sweeps with annealing of groups and of their parts.
+Construction rules build the first placements. Sweeps (`placeto.policies.sweeps`) try the moves that the policy scores
+highest. V-cycles alternate sweeps with annealing of groups and of their parts.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -33,21 +33,28 @@ from placeto.simulator.observer import at_work
 from placeto.simulator.threads import one_thread
 
 SHARE = 0.5
-"""Of what is left of a budget for a sweep, and for groups before their parts, at most: .7 and .45 are level."""
+"""Largest share of what is left of a budget that goes to one sweep, or to groups before their parts.
+
+With 0.7 and with 0.45, makespans are equal within the noise."""
 CYCLES = 3
-"""V-cycles, between which what is then left is divided evenly: two and four are level."""
+"""Number of V-cycles. They divide what the sweeps before them leave of the budget evenly.
+
+With two and with four V-cycles, makespans are equal within the noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """Placements of an instance by cheap heuristics, ops in groups, best first."""
+    """S placements of an instance's groups, made by cheap heuristics, the best one first."""
 
     placement: np.ndarray  # (S, G) int64
-    score: np.ndarray  # (S,) penalised makespan relative to the best single device
+    score: np.ndarray  # (S,) float64, penalised makespan relative to the best single device
 
 
 def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP) -> Starts:
-    """Place by each cheap heuristic; ops of a group follow the device that has most of the group's work."""
+    """Place an instance by each cheap heuristic, and return the different placements of groups, the best one first.
+
+    Heuristics place single ops: a group is put on the device that has most of the group's work.
+    """
     problem, groups = instance.problem, instance.groups
     rows = []
     for rule in rules:
@@ -62,17 +69,21 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP) -> Starts:
 
 
 class GuidedPlacer(LearnedPlacer):
-    """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
+    """A trained policy as a placer: the best constructive placement, then sweeps of the policy, then annealing.
 
-    A budget of simulations and one of seconds are spent by the same plan, in shares of what is left; without either it
-    takes `DEFAULT_SIMULATIONS`. It begins with the constructive placers (see `begin`), and where the best of them is on
-    a part of the cluster it stays there for most of its budget (see `on_best_part`). Then come a sweep over groups,
-    joined or not, one over parts of groups, and V-cycles: annealing of groups, made anew of parts, and of their parts.
+    A budget of simulations and one of seconds are spent in the same steps. Each step gets a share of what is left.
+    Without a budget there are `DEFAULT_SIMULATIONS`.
 
-    With a budget of simulations it makes one pass before, which is the policy's zero-shot answer: the two sweeps,
-    together with a simulation a group at most. So it is never worse than the best of these placers, nor than its own
-    pass, where there are simulations for them: some 25 and one a group. Less leaves the pass out, and so do limits in
-    seconds alone. With a budget of 0 simulations the pass is the answer, and what it simulates is not counted.
+    The search begins with the constructive placers (see `begin`). If their best placement is on a part of the cluster,
+    most of the budget is spent on this part (see `on_best_part`). Then come a sweep over groups and joined groups, a
+    sweep over parts of groups, and V-cycles. A V-cycle anneals groups, which are made anew of parts, and then anneals
+    their parts.
+
+    With a budget of simulations, a pass comes before the first sweep. The pass is the policy's zero-shot answer: the
+    two sweeps, which together take at most one simulation for each group. So if there are enough simulations, about 25
+    and one for each group, the result is never worse than the best constructive placement, nor than the pass. With
+    fewer simulations, or with a limit in seconds alone, there is no pass. With a budget of 0 simulations the pass is
+    the result, and its simulations are not counted.
     """
 
     name = "placeto"
@@ -86,7 +97,7 @@ class GuidedPlacer(LearnedPlacer):
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Starts, sweeps and annealing within a budget; see the class."""
+        """Place a graph within a budget, by constructive placers, sweeps and annealing; see the class."""
         if simulations == 0:
             result = self.one_pass(problem, seconds=seconds, seed=seed)
             return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
@@ -106,7 +117,10 @@ class GuidedPlacer(LearnedPlacer):
         return evaluator.result()
 
     def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
-        """The policy's zero-shot answer, with what its simulations were counted as."""
+        """Return the policy's zero-shot answer, whose `simulations` count the constructive placers and the pass.
+
+        `seconds` limits the constructive placers and the pass together; None = no limit.
+        """
         began = time.perf_counter()
         with one_thread():
             evaluator = Evaluator(problem, None, None, seconds, began)
@@ -119,16 +133,20 @@ class GuidedPlacer(LearnedPlacer):
             return replace(evaluator.result(), placer="placeto")
 
     def _starts(self, evaluator: Evaluator, seed: int) -> bool:
-        """Try the constructive placers; whether anything is left to do."""
+        """Try the constructive placers, and return whether a search can go on from their best placement.
+
+        It can't if the cluster has one device, if the best score is 0 or inf, or if the budget is spent.
+        """
         _, score = begin(evaluator, seed)
         return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
 
     def _improve(self, evaluator: Evaluator, random: np.random.Generator) -> None:
-        """Spend what is left of a budget: a pass, where simulations are counted and there are enough, and the search.
+        """Spend what is left of a budget: first on a pass, then on the search.
 
-        The search is a sweep over groups, joined or not, one over their parts, and V-cycles. In a cycle there are as
-        many groups as at first, made of parts that the best placement has on one device; they are annealed, and after
-        them their parts. A sweep goes before each annealing but the first.
+        There is a pass if simulations are limited and enough of them are left: one for each group. The search is a
+        sweep over groups and joined groups, a sweep over parts of groups, and V-cycles. Each V-cycle joins parts that
+        the best placement has on one device, until there are as many groups as at first. It anneals these groups, and
+        then their parts. There is a sweep before each annealing but the first one.
         """
         problem, groups = evaluator.problem, evaluator.groups
         instance, split = self._instances(evaluator)
@@ -154,12 +172,15 @@ class GuidedPlacer(LearnedPlacer):
                 anneal_within(evaluator, random)
 
     def _instances(self, evaluator: Evaluator) -> tuple[Instance, Instance]:
-        """The evaluator's groups, and the parts of them."""
+        """Return two instances: with the evaluator's groups, and with the parts of these groups."""
         problem, groups = evaluator.problem, evaluator.groups
         return make_instance(problem, groups), make_instance(problem, parts_of(problem, groups))
 
     def _pass(self, instance: Instance, split: Instance, evaluator: Evaluator) -> None:
-        """Both sweeps, from the best placement of groups met, with as many simulations as there are groups at most."""
+        """Sweep over groups, then over parts, from the evaluator's best placement of groups.
+
+        Together the sweeps take at most one simulation for each group.
+        """
         with evaluator.limited(evaluator.simulations + instance.groups.num_groups, None):
             with evaluator.limited_to(SHARE):
                 self._sweep_groups(instance, evaluator)
@@ -167,29 +188,37 @@ class GuidedPlacer(LearnedPlacer):
                 self.sweeper.sweep(split, evaluator)
 
     def _sweep_groups(self, instance: Instance, evaluator: Evaluator) -> None:
-        """Sweep over groups joined wherever they are, then over groups, joined or not."""
+        """Sweep over groups that are joined wherever they are, then over groups and groups joined on one device."""
         self.sweeper.sweep_rounded(instance, evaluator)
         self.sweeper.sweep(instance, evaluator)
 
     def _sweep_parts(self, split: Instance, evaluator: Evaluator) -> None:
-        """Go on with parts, and sweep over them with a share of what is left."""
+        """Make the parts the evaluator's groups, and sweep over them with a share of what is left of the budget."""
         evaluator.regroup(split.groups)
         with evaluator.limited_to(SHARE):
             self.sweeper.sweep(split, evaluator)
 
     def _join(self, split: Instance, count: int, evaluator: Evaluator) -> None:
-        """Go on with parts joined to so many groups, where the best placement allows it."""
+        """Join parts that the best placement has on one device to `count` groups, and go on with these groups.
+
+        There are more groups where too few parts of a device exchange tensors (see `Coarsening.joined`).
+        """
         coarsening = Coarsening(split.problem, split.groups)
         (joined,) = coarsening.joined(evaluator.best_groups[0], [count])
         evaluator.regroup(coarsening.groups_of(joined))
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:
-    """A placer from a checkpoint, with the parameters that validated best.
+    """Make a placer from a checkpoint, with the parameters that were best in validation.
 
     Args:
         checkpoint: as `placeto.training.checkpoint` or `placeto.policies.weights` loads it.
-        policy: of its config, into which the parameters are loaded first: others than the policy's are refused.
+        policy: a `PlacetoPolicy` with the checkpoint's settings, into which the parameters are loaded, which checks
+            their names and shapes. None = no torch network is made, and only the presence of the parameters is checked.
+
+    Raises:
+        RuntimeError: the parameters aren't those of `policy`.
+        KeyError: without a policy: a parameter is missing.
     """
     config, parameters = checkpoint["config"], checkpoint["best_parameters"]
     if policy is None:
@@ -201,6 +230,9 @@ def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPl
 
 
 def search_settings(config: Mapping[str, Any]) -> GuidedConfig:
-    """The settings of the search in a checkpoint's config; those that no search has any more are forgotten."""
+    """Return the settings of the search from a checkpoint's config.
+
+    Settings of earlier versions that `GuidedConfig` no longer has are left out.
+    """
     known = {field.name for field in fields(GuidedConfig)}
     return GuidedConfig(**{name: value for name, value in config.get("search", {}).items() if name in known})

@@ -1,4 +1,4 @@
-"""Message passing layers.
+"""A round of message passing between nodes, and dense layers.
 
 Legend: V nodes of all graphs of a batch together, M arcs, A features of an arc, H hidden.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def mlp(sizes: list[int]) -> nn.Sequential:
-    """Linear layers of the given sizes with ReLU between them."""
+    """Return linear layers with ReLU between them; `sizes` are those of the input and of each layer's output."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -20,9 +20,10 @@ def mlp(sizes: list[int]) -> nn.Sequential:
 
 
 class EdgeMessagePassing(nn.Module):
-    """A round of messages along and against the arcs, which read the arc's features as well.
+    """A round of messages along and against the arcs. A message is computed from its sender and the arc's features.
 
-    ``z <- z + update(z, from parents, from children)``, sums divided by the square root of the number of messages.
+    ``z <- z + update(z, from parents, from children)``. `update` and the messages read z after layer normalisation. The
+    messages that a node receives from one side are summed and divided by the square root of their number.
 
     Shapes: ``z`` (V, H), ``edge_index`` (2, M), ``edge_attr`` (M, A) -> (V, H).
     """
@@ -35,7 +36,7 @@ class EdgeMessagePassing(nn.Module):
         self.update = mlp([3 * hidden, hidden, hidden])
 
     def forward(self, z: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """(V, H) embeddings after a round."""
+        """Return the embeddings (V, H) after a round."""
         y = self.norm(z)
         received = [y]
         for way, (source, edge) in enumerate(zip(self.source, self.edge, strict=True)):

@@ -1,4 +1,4 @@
-"""Sums of what the neighbours of each node send, in many states of one graph at once, with its gradient.
+"""Sums of what the neighbours of each node send, in many states of one graph at once, with the gradient of the sums.
 
 Legend: S states of one graph, G nodes, M arcs, F features.
 """
@@ -15,21 +15,21 @@ from placeto.compiling import compiled
 
 
 def neighbour_sums(sent: Tensor, arcs: np.ndarray) -> Tensor:
-    """What arrives at each node along the arcs, and against them.
+    """Sum what arrives at each node along the arcs, and what arrives against them. On the CPU only.
 
     Args:
         sent: (2, F, G, S) float32, what each node sends along the arcs and against them.
         arcs: (2, M) int64, from which node to which.
 
     Returns:
-        (2, F, G, S).
+        (2, F, G, S) float32, the sums along the arcs and those against them; 0 where nothing arrives.
     """
     summed: Tensor = _NeighbourSums.apply(sent, arcs)
     return summed
 
 
 class _NeighbourSums(torch.autograd.Function):
-    """The gradient of a sum goes back over the same arcs, the other way round."""
+    """`neighbour_sums` for autograd: the gradient goes over the same arcs in the opposite direction."""
 
     @staticmethod
     def forward(context: Any, sent: Tensor, arcs: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""What learned placers share: when their seconds begin, in how many threads they work, and what results say."""
+"""What learned placers share: when their seconds begin, how many threads they use, and the name in their results."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from placeto.simulator.warming import warm_up
 
 
 class LearnedPlacer(ABC):
-    """A trained policy as a placer; networks work in one thread, since their tensors are small."""
+    """A trained policy as a placer. Its network computes in one thread, because its tensors are small."""
 
-    name: str  # that results have
-    most_devices: float = math.inf  # on which the policy has learned to place, if it knows devices by their number
+    name: str  # the placer's name in its results
+    most_devices: float = math.inf  # most devices that the policy was trained on; finite if it tells them by number
 
     def __call__(
         self, problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds, which begin once all is compiled; see the class.
+        """Place a graph within a budget of simulations, of seconds, or of both; see the class.
+
+        The seconds begin once all kernels are compiled.
 
         Raises:
-            PolicyError: the cluster has more devices than the policy knows, or has learned to place on.
-            TypeError: no problem.
+            PolicyError: the cluster has more devices than the policy was made for, or was trained on.
+            TypeError: `problem` is no `PlacementProblem`.
         """
         check_problem(problem)
         if problem.num_devices > self.most_devices:
-            from placeto.policies.base import PolicyError  # it imports torch
+            from placeto.policies.base import PolicyError  # imported here, because its module imports torch
 
             raise PolicyError(
                 f"the policy was trained on {self.most_devices:g} devices at most, the cluster {problem.cluster.name} "
@@ -48,9 +50,9 @@ class LearnedPlacer(ABC):
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """The same; `began` is what `time.perf_counter` said when the seconds began."""
+        """Place a graph as `__call__` does; `began` is the value of `time.perf_counter` when the seconds began."""
 
 
 def trained_devices(checkpoint: Mapping[str, Any]) -> float:
-    """On how many devices at most the policy of a checkpoint was trained; infinite where an older one doesn't say."""
+    """Return the most devices that a checkpoint's policy was trained on; infinite if the checkpoint doesn't say."""
     return int(checkpoint.get("devices") or 0) or math.inf

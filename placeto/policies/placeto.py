@@ -1,8 +1,8 @@
-"""Placeto: messages between nodes, an iterative policy that moves one node at a time.
+"""The policy of `placeto`: an iterative policy that moves one node at a time, with messages between the nodes.
 
 After Addanki et al., "Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning",
-NeurIPS 2019, arXiv 1906.08879; the paper's own policy is `placeto.policies.placeto_paper`. This one reads the
-schedule's features and scores (node, device) pairs, so one set of parameters serves any number and mix of devices.
+NeurIPS 2019, arXiv 1906.08879. The paper's own policy is `placeto.policies.placeto_paper`. The policy here reads
+features of the schedule and scores (node, device) pairs, so one set of parameters serves any number and mix of devices.
 
 Legend: V nodes of all graphs of a batch together, M arcs, D devices, L chosen pairs, H hidden.
 """
@@ -40,9 +40,9 @@ class PlacetoConfig:
 class PlacetoPolicy(nn.Module):
     """Scores (node, device) pairs of a batch of graphs.
 
-    A node's embedding is made of its own features, those of its pair with the device where it is, and messages. A
-    pair's prediction is made of the pair's features and the embedding: the relative change of the makespan by that one
-    move, which can be trained on labels. ``logit = -change_weight * change``.
+    A node's embedding is computed from the node's features, from the features of its pair with its present device, and
+    from messages. From the embedding and the features of a (node, device) pair, the policy predicts the relative change
+    of the makespan by this one move. The prediction can be trained on labels. ``logit = -change_weight * change``.
     """
 
     def __init__(self, config: PlacetoConfig) -> None:
@@ -57,9 +57,10 @@ class PlacetoPolicy(nn.Module):
         self.head = mlp([hidden, 64, 64, 1])
 
     def forward(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Logits (V, D) and predicted relative changes (V, D); zero at the current device and where none is offered.
+        """Return logits (V, D) and predicted relative changes (V, D) of the makespan.
 
-        Computed where the parameters are; the answer comes back to where the observation is.
+        Both are 0 at each node's current device and for moves that aren't offered. The network computes on the torch
+        device of its parameters; the results are on the torch device of the observation.
         """
         slot, device = data.offered.nonzero(as_tuple=True)
         away = device != data.current[slot]
@@ -68,7 +69,10 @@ class PlacetoPolicy(nn.Module):
         return -self.config.change_weight * change, change
 
     def changes(self, data: Data, slot: Tensor, device: Tensor) -> Tensor:
-        """(L,) predicted relative changes of the makespan by moving the nodes `slot` (L,) to the devices (L,)."""
+        """Predict the relative change of the makespan by each of L moves: node `slot` (L,) to `device` (L,).
+
+        Returns (L,) floats on the torch device of the observation.
+        """
         there, here = data.x.device, next(self.parameters()).device
         if there != here:
             return self.changes(copy(data).to(here), slot.to(here), device.to(here)).to(there)
@@ -81,12 +85,12 @@ class PlacetoPolicy(nn.Module):
             base = base + self.from_messages(z)
         pair = two_scales(data.pair[slot, device])
         out = self.head(torch.relu(base[slot] + self.from_pair(pair)))
-        return out[:, 0] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
+        return out[:, 0] * 0.1  # typical changes are a few per cent, so the head's outputs are about 1
 
 
 def two_scales(x: Tensor) -> Tensor:
-    """Features (..., F) with their logarithms beside them: (..., 2 F).
+    """Append each feature on a logarithmic scale: (..., F) -> (..., 2 F); see `placeto.policies.scales`.
 
-    What decides between two moves is often a thousandth of the makespan, while features reach from 0 to 1.
+    Two moves often differ by a thousandth of the makespan only, while features range from 0 to 1.
     """
     return torch.cat([x, torch.asinh(x / FINE) / FINE_RANGE], -1)

@@ -1,11 +1,13 @@
-"""The Placeto of the paper: a traversal in topological order, the current node's device from a fixed head.
+"""The policy of the Placeto paper: it visits the nodes in topological order, and chooses the device of each.
 
 Addanki et al., "Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning",
-NeurIPS 2019, arXiv 1906.08879, section 3.2. Features of a node stand in `placeto.environment.walk`. Messages go along
-and against the arcs; what lies before, after and beside the current node is pooled. Details that the paper leaves open
-are those of its code (github.com/aravic/generalizable-device-placement); docs/placeto-paper.md names what differs.
+NeurIPS 2019, arXiv 1906.08879, section 3.2. `placeto.environment.walk` makes the features of the nodes. Messages go
+along and against the arcs. The embeddings of the nodes before, after and beside the current node are pooled. A head of
+fixed width gives the logits. Details that the paper leaves open are those of its code
+(github.com/aravic/generalizable-device-placement); docs/placeto-paper.md names the differences.
 
-Legend: S states of one graph, G nodes, D devices, F = 5 + D features of a node, M arcs, K networks side by side.
+Legend: S states of one graph, G nodes, D devices, F = 5 + D features of a node, W = 5 + devices of the head, M arcs, K
+networks side by side, I inputs, O outputs and N columns of a network.
 """
 
 from __future__ import annotations
@@ -25,26 +27,30 @@ from placeto.ranges import Depth, Width
 
 @dataclass(frozen=True)
 class PlacetoPaperConfig:
-    """What the paper's policy is made of."""
+    """Settings of the paper's policy."""
 
     rounds: Depth = 8
-    """Rounds of messages; 0 = none, an ablation of the paper."""
+    """Rounds of messages. 0 = no messages, an ablation of the paper."""
     devices: Width = 4
-    """Width of the head: clusters of up to so many devices can be trained on.
+    """Width of the head: the most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What the policy reads of a graph, whatever the placement. Means, as `normalize_aggs` of the paper's code."""
+    """What the policy reads of a graph, independent of the placement.
 
-    arcs: np.ndarray  # (2, M) int64: from which node to which
-    share: Tensor  # (2, 1, G, 1) float32: 1 / how many a node hears of, along the arcs and against them; 0 if none
-    related: Tensor  # (G, 3, G) float32: [i] has 1 / their number for nodes that come before, after and beside node i
+    Messages and pooled embeddings are means, as with `normalize_aggs` in the paper's code. `share` and `related` have
+    the weights of these means.
+    """
+
+    arcs: np.ndarray  # (2, M) int64, source and target node of each arc
+    share: Tensor  # (2, 1, G, 1) float32, 1 / messages that a node receives along and against the arcs; 0 if none
+    related: Tensor  # (G, 3, G) float32, [i, k, j] = 1 / number of such nodes if j is before (k = 0), after, beside i
 
     @classmethod
     def of(cls, walk: Walk) -> Surroundings:
-        """Of a graph."""
+        """Compute the surroundings of the walk's graph."""
         size, arcs, reach = walk.num_groups, walk.instance.pairs, walk.instance.reach
         heard = np.stack([np.bincount(arcs[1], minlength=size), np.bincount(arcs[0], minlength=size)])
         beside = ~(reach | reach.T) & ~np.eye(size, dtype=bool)
@@ -54,14 +60,14 @@ class Surroundings:
 
 
 def _shares(number: np.ndarray) -> Tensor:
-    """1 / number, and 0 for 0."""
+    """Return 1 / number as float32, and 0 where the number is 0."""
     return torch.from_numpy(((number > 0) / np.maximum(number, 1)).astype(np.float32))
 
 
 class Networks(nn.Module):
-    """K networks of the same sizes with ReLU between their layers and, if asked, after the last.
+    """K networks of the same sizes, with ReLU between their layers and, with `last_activation`, after the last one.
 
-    Nodes are columns: matrices as narrow as these are multiplied three times as fast in that order.
+    Each column of the input is a node in a state: narrow matrices are multiplied three times as fast in this layout.
 
     Shapes: ``x`` (K, I, N) -> (K, O, N).
     """
@@ -78,7 +84,7 @@ class Networks(nn.Module):
             self.layers.append((weight, bias, last_activation or number < len(sizes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(K, O, N)."""
+        """Apply the networks: (K, I, N) -> (K, O, N)."""
         for weight, bias, activation in self.layers:
             x = torch.baddbmm(bias, weight, x)
             if activation:
@@ -87,7 +93,7 @@ class Networks(nn.Module):
 
 
 class PlacetoPaperPolicy(nn.Module):
-    """Logits over devices of the current node."""
+    """The network of the paper's policy: logits over the devices of the current node."""
 
     def __init__(self, config: PlacetoPaperConfig) -> None:
         super().__init__()
@@ -99,7 +105,12 @@ class PlacetoPaperPolicy(nn.Module):
         self.head = Networks(1, [8 * width, 8 * width, config.devices], last_activation=False)
 
     def forward(self, features: Tensor, current: Tensor, around: Surroundings) -> Tensor:
-        """Logits (S, D) of states of one graph, with features (S, G, F) and a current node (S,) each.
+        """Return the logits (S, D) of S states of one graph.
+
+        Args:
+            features: (S, G, F) float32, features of the nodes in each state.
+            current: (S,) int64, current node of each state.
+            around: what the policy reads of the graph.
 
         Raises:
             PolicyError: the cluster has more devices than the head.
@@ -119,8 +130,8 @@ class PlacetoPaperPolicy(nn.Module):
             heard = neighbour_sums(self.message(h).view(2, width, nodes, states), around.arcs).view(2, width, -1)
             h = self.update(heard * share) * (share > 0) + first
         both = h.reshape(2 * width, nodes, states)
-        own = both[:, current, torch.arange(states)]  # (2F, S)
+        own = both[:, current, torch.arange(states)]  # (2 W, S)
         within = self.inner(both.view(1, 2 * width, -1).expand(3, -1, -1)).view(3, 2 * width, nodes, states)
-        pooled = (within * around.related[current].permute(1, 2, 0)[:, None]).sum(2)  # (3, 2F, S)
+        pooled = (within * around.related[current].permute(1, 2, 0)[:, None]).sum(2)  # (3, 2 W, S)
         logits: Tensor = self.head(torch.cat([self.outer(pooled).view(-1, states), own])[None])[0]
         return logits.T[:, :devices]

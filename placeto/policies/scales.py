@@ -1,6 +1,6 @@
 """The two scales on which networks read features."""
 
 FINE = 0.003
-"""Below it the logarithmic scale is linear."""
+"""A feature x is asinh(x / FINE) on the logarithmic scale, which is nearly linear below FINE."""
 FINE_RANGE = 5.0
-"""Roughly what it maps 0.2 to, before it is divided by this."""
+"""The logarithmic scale is divided by this number, which is roughly asinh(0.2 / FINE)."""

@@ -1,7 +1,7 @@
-"""Sweeps of a trained policy: the moves that it scores highest are simulated, and kept unless they hurt.
+"""Sweeps of a trained policy: the moves that it scores highest are simulated, and some of them are kept.
 
-A move hurts if it ends more than a tolerance above the best makespan so far. Groups that the placement has on one
-device are also joined (`placeto.policies.coarsening`), so that the policy can move many at once.
+A move is taken back if it ends more than a tolerance above the best makespan so far. Groups that the placement has on
+one device are also joined (`placeto.policies.coarsening`), so that one move can give many groups another device.
 
 Legend: G groups, D devices, C joined groups.
 """
@@ -28,7 +28,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
 
 FEWEST = 4
-"""Groups to which groups are joined, at least."""
+"""Smallest number of joined groups to which groups are joined."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,28 @@ class GuidedConfig:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A problem's groups, joined or not, as a policy sees them."""
+    """A problem's groups at one level, joined or single (C = G), for which the policy scores moves."""
 
-    batch: InstanceBatch  # of one instance
-    joined: np.ndarray  # (G,) int64, in which joined group each group is
-    first: np.ndarray  # (C,) int64, the first group of each
-    traversal: np.ndarray  # (C,) int64, their positions in topological order
+    batch: InstanceBatch  # one instance, whose groups are the joined groups
+    joined: np.ndarray  # (G,) int64, the joined group of each group
+    first: np.ndarray  # (C,) int64, the first group of each joined group
+    traversal: np.ndarray  # (C,) int64, position of each joined group in topological order
 
     @classmethod
     def of(cls, instance: Instance, joined: np.ndarray) -> View:
-        """Of an instance whose groups are such joined groups."""
+        """Make the view of an instance whose C groups are the joined groups in `joined` (G,)."""
         first = np.unique(joined, return_index=True)[1]
         return cls(InstanceBatch.of([instance]), joined, first, instance.traversal)
 
     def shows(self, placement: np.ndarray) -> bool:
-        """Whether the placement (G,) has each joined group on one device."""
+        """Return whether a placement (G,) has each joined group on one device."""
         return bool((placement[self.first][self.joined] == placement).all())
 
 
 class Sweeper:
-    """Offers an evaluator what a policy's most likely moves lead to.
+    """Tries a policy's most likely moves: simulates them with an evaluator, and goes on from those that it keeps.
 
-    What it observes was simulated before and counts once.
+    An evaluation of the policy is no further simulation of the budget, because the placement was simulated before.
     """
 
     def __init__(self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig) -> None:
@@ -88,7 +88,12 @@ class Sweeper:
         self._in_order = env.order == "topological"
 
     def sweep_rounded(self, instance: Instance, evaluator: Evaluator) -> None:
-        """A sweep over groups joined wherever they are, if rounding the best placement to these loses little."""
+        """Make a sweep over groups that are joined wherever they are, unless rounding loses too much.
+
+        The evaluator's best placement of groups is rounded: each joined group goes to one device. The sweep begins with
+        the rounded placement. It is left out if this is more than `worth_rounding` times as long as the best placement,
+        or if no groups can be joined.
+        """
         own, problem, (start, best) = self.search, instance.problem, evaluator.best_groups
         joined = join_groups(problem, instance.groups, max(FEWEST, round(min(own.scales, default=1.0) * len(start))))
         if joined.num_groups == len(start) or evaluator.exhausted:
@@ -99,22 +104,24 @@ class Sweeper:
             self._sweep(make_instance(problem, joined), of, here, score, evaluator)
 
     def sweep(self, instance: Instance, evaluator: Evaluator) -> None:
-        """A sweep over groups and over groups that are joined, from the evaluator's best placement of groups."""
+        """Make a sweep over groups and groups joined on one device, from the evaluator's best placement of groups."""
         here, best = evaluator.best_groups
         self._sweep(instance, np.arange(len(here)), here, best, evaluator)
 
     def _sweep(self, instance: Instance, of: np.ndarray, here: np.ndarray, best: float, evaluator: Evaluator) -> None:
-        """Try the moves of groups and of joined groups that the policy thinks best, no move twice.
+        """Try the moves of groups and of joined groups that the policy scores highest, none of them twice.
 
-        Between two looks two are kept at most. Groups are joined anew where a kept move has torn joined groups apart. A
-        policy that visits groups in a fixed order is asked for one after the other.
+        After each evaluation of the policy, at most `tries` moves are simulated and at most `kept` of them are kept.
+        Groups are joined anew where a kept move has given a part of a joined group another device. If the policy visits
+        groups in topological order, each evaluation scores the moves of one group of each view, one group after the
+        other.
 
         Args:
-            instance: the groups that are moved.
-            of: which of them each group of the evaluator is part of.
-            here: (G,) where they are.
-            best: score of that.
-            evaluator: of the same problem.
+            instance: the problem with the G groups that are moved.
+            of: for each group of the evaluator, the group of `instance` that it belongs to.
+            here: (G,) int64, device of each group of `instance`.
+            best: score of the placement `here`, in microseconds.
+            evaluator: simulates placements of the same problem.
         """
         at_work("policy")
         own = self.search
@@ -144,16 +151,17 @@ class Sweeper:
                 vain = 0 if score < best else vain + 1
                 best = min(best, score)
                 if score <= self._bearable(best):
-                    tried.add((key, int(here[members[0]])))  # not back again
+                    tried.add((key, int(here[members[0]])))  # the move back would only undo this one
                     here, kept = row, kept + 1
                     moved[members] = True
 
     def _views(
         self, instance: Instance, coarsening: Coarsening, here: np.ndarray, before: list[View | None]
     ) -> list[View | None]:
-        """The groups and, for each further level, joined groups: those of `before` where the placement shows them.
+        """Return a view of the groups and, for each further number of `scales`, a view of joined groups.
 
-        None for a level at which nothing more is joined.
+        Views of `before` are used again if the placement `here` (G,) has each of their joined groups on one device. The
+        view is None at a level at which no further groups are joined.
         """
         own, size = self.search, len(here)
         if before and all(view is None or view.shows(here) for view in before):
@@ -174,7 +182,10 @@ class Sweeper:
     def _untried(
         self, view: View, here: np.ndarray, tried: set[tuple[bytes, int]], turn: int
     ) -> Iterator[tuple[float, View, int, int]]:
-        """The most likely moves of a view that weren't tried: (logit, view, joined group, device), one for each."""
+        """Yield the most likely moves of a view that weren't tried: (logit, view, joined group, device).
+
+        There is at most one move for each joined group, and at most `tries` moves in all.
+        """
         place = here[view.first]
         logits = self._logits(view, place, turn % len(place))
         devices, seen = logits.shape[1], set[int]()
@@ -189,15 +200,18 @@ class Sweeper:
             yield float(logits[moved, device]), view, moved, device
 
     def _bearable(self, best: float) -> float:
-        """Up to which score a move is kept."""
+        """Return the largest score in microseconds with which a move is kept, if `best` is the best one so far."""
         return np.inf if self.env.tolerance is None else best * (1.0 + self.env.tolerance)
 
     def _logits(self, view: View, here: np.ndarray, turn: int) -> np.ndarray:
-        """(C, D) of a placement (C,) of joined groups; -inf for what can't be chosen, all where they overflow."""
+        """Return the logits (C, D) of the moves of joined groups from a placement `here` (C,).
+
+        They are -inf for moves that can't be chosen, and for all moves if any logit isn't finite.
+        """
         visited = (view.traversal < turn) & self._in_order
         seen = look(view.batch, here, visited)
         legal = seen.offered
-        if self._in_order:  # the traversal's node, which may also stay
+        if self._in_order:  # only the traversal's node moves, and it may also stay where it is
             legal &= (view.traversal == turn)[:, None]
             seen.node[:, NODE.is_current] = view.traversal == turn
         else:

@@ -1,6 +1,6 @@
 """Placing one graph as in the Placeto paper: the policy visits the nodes in a fixed order and places each in turn.
 
-Legend: B episodes, T = G moves of a traversal, D devices, F features of a group.
+Legend: B episodes, G groups (the nodes), T = G moves of a traversal, D devices, F features of a group.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from placeto.simulator.evaluator import Evaluator, PlacementResult
 class Traversed:
     """B episodes that have visited all groups."""
 
-    end: WalkState
-    features: Tensor  # (T, B, G, F) before each move
-    current: Tensor  # (T,) int64, the group that it was about
-    action: Tensor  # (T, B) int64
+    end: WalkState  # the state after the last move
+    features: Tensor  # (T, B, G, F) float32, features of the groups before each move
+    current: Tensor  # (T,) int64, the group that each move places
+    action: Tensor  # (T, B) int64, the device that each move chooses
     makespan: Tensor  # (T+1, B) float32, relative to the best single device
 
 
 class TraversalPlacer(LearnedPlacer):
-    """A trained policy of the paper's traversal as a placer: the best placement that its traversals meet.
+    """The trained policy of the paper as a placer: the result is the best placement that its traversals meet.
 
-    All of them begin where it was trained to begin, at a random placement that is the same at every call. The first
-    one takes the most likely devices and is the answer where there is no budget. Within a budget others follow, drawn
-    from the policy. A visit that moves a node is one simulation.
+    All traversals begin with the placement that its training begins with: a random one, the same at every call. The
+    first traversal takes the most likely devices. It is the only one if there is no budget. Within a budget, further
+    traversals follow, whose devices are drawn from the policy. The start is one simulation, and so is each visit that
+    gives a node another device.
     """
 
     name = "placeto-paper"
@@ -49,7 +50,7 @@ class TraversalPlacer(LearnedPlacer):
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Traversals within a budget; see the class."""
+        """Place a graph by traversals within a budget; see the class."""
         walk = Walk(make_instance(problem))
         evaluator = Evaluator(problem, walk.instance.groups, simulations, seconds, began)
         score, spent = evaluator.score(walk.random_start()), -1
@@ -58,13 +59,16 @@ class TraversalPlacer(LearnedPlacer):
             self._traverse(walk, around, evaluator, None)
             while not evaluator.exhausted and (simulations is not None or seconds is not None):
                 if evaluator.simulations == spent:
-                    break  # a policy that is sure to move nothing would go on for ever
+                    break  # the last traversal moved nothing: a policy that is sure of that would go on for ever
                 spent = evaluator.simulations
                 self._traverse(walk, around, evaluator, random)
         return evaluator.result()
 
     def _traverse(self, walk: Walk, around: Surroundings, evaluator: Evaluator, random: torch.Generator | None) -> None:
-        """Visit every node once, choosing the most likely devices, or by chance."""
+        """Visit every node once, or as many as the budget allows.
+
+        The devices are drawn from the policy with `random`, or are the most likely ones if `random` is None.
+        """
         state = walk.begin(1, walk.random_start())
         for _ in range(walk.num_groups):
             if evaluator.exhausted:
@@ -86,15 +90,19 @@ def traverse(
     noise: Tensor | None = None,
     lap: Callable[[str], None] = lambda part: None,
 ) -> Traversed:
-    """Visit each group once, in `count` episodes from the paper's start.
+    """Visit each group once, in each of `count` episodes from the start that all traversals of the graph have.
 
     Args:
-        policy: decides where each group goes.
-        walk: of the graph.
-        around: of the same graph.
+        policy: chooses the device of each group.
+        walk: the graph.
+        around: what the policy reads of the same graph.
         count: B.
-        noise: (T, B, D) of the exponential law, to draw devices by; None = the most likely ones.
-        lap: told when a part is over, "simulation" or "network".
+        noise: (T, B, D) draws from the exponential distribution of mean 1, by which devices are drawn from the policy;
+            None = the most likely devices.
+        lap: called at the end of each piece of work, with what it was: "simulation" or "network".
+
+    Raises:
+        PolicyError: the cluster has more devices than the policy was made for.
     """
     state = walk.begin(count, walk.random_start())
     features, current, action, makespan = [], [], [], [state.makespan]
@@ -116,9 +124,10 @@ def traverse(
 def decide(
     policy: PlacetoPaperPolicy, features: Tensor, current: int, around: Surroundings, noise: Tensor | None
 ) -> Tensor:
-    """Devices (B,) for the current group of B states with features (B, G, F).
+    """Choose devices (B,) int64 for the group `current` in B states with features (B, G, F).
 
-    The most likely ones, or drawn by noise (B, D) of the exponential law.
+    With noise (B, D), draws from the exponential distribution of mean 1, devices are drawn from the policy. Without
+    noise they are the most likely ones.
     """
     with torch.no_grad():
         logits = policy(features, torch.full((len(features),), current), around)
@@ -126,6 +135,10 @@ def decide(
 
 
 def traversal_placer(checkpoint: Mapping[str, Any], policy: PlacetoPaperPolicy) -> TraversalPlacer:
-    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    """Make a placer from a checkpoint and a policy with its settings, with the parameters that were best in validation.
+
+    Raises:
+        RuntimeError: the parameters aren't those of the policy.
+    """
     policy.load_state_dict(checkpoint["best_parameters"])
     return TraversalPlacer(policy, trained_devices(checkpoint))

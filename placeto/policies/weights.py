@@ -1,7 +1,7 @@
-"""Weights files: what a placer needs of a trained policy, readable without torch (``.safetensors``).
+"""Weights files (``.safetensors``): what a placer needs of a trained policy, readable without torch.
 
-The tensors are the parameters; a checkpoint's plain values, its settings among them, are JSON in the file's metadata.
-So is a checksum over both.
+The file's tensors are the parameters. Its metadata have the checkpoint's plain values as JSON, its settings among them,
+and a checksum over the parameters and these values.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KEY, _CHECKSUM, _PARAMETERS = "placeto", "sha256", "best_parameters"
 
 
 class WeightsError(ValueError):
-    """A file that holds no weights of a policy."""
+    """A file that holds no weights of a policy, or that is damaged."""
 
 
 def load_weights(path: str | Path) -> dict[str, Any]:
-    """A checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
+    """Read a checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
 
     Raises:
-        WeightsError: it is no such file, or it is damaged: its checksum is another.
+        WeightsError: it is no weights file, or it is damaged: its checksum isn't that of its content.
         OSError: it can't be read.
     """
     try:
@@ -50,7 +50,12 @@ def load_weights(path: str | Path) -> dict[str, Any]:
 
 
 def save_weights(state: Mapping[str, Any], path: str | Path) -> None:
-    """Write a checkpoint's plain values and its ``best_parameters``; other tensors are not allowed."""
+    """Write a checkpoint's plain values and its ``best_parameters`` to a weights file.
+
+    Raises:
+        TypeError: another value is no plain value, such as a tensor.
+        OSError: the file can't be written.
+    """
     plain = {key: value for key, value in state.items() if key != _PARAMETERS}
     parameters = {name: np.asarray(value, np.float32, order="C") for name, value in state[_PARAMETERS].items()}
     with atomic_write(Path(path)) as temporary:
@@ -59,7 +64,7 @@ def save_weights(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def checksum(parameters: Mapping[str, np.ndarray], text: str) -> str:
-    """SHA-256 of arrays, with their names, dtypes and shapes, and of a text; 64 hex digits."""
+    """Return the SHA-256 of a text and of arrays with their names, dtypes and shapes: 64 hex digits."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(parameters):
         array = parameters[name]
@@ -69,17 +74,17 @@ def checksum(parameters: Mapping[str, np.ndarray], text: str) -> str:
 
 
 def _check(metadata: Mapping[str, str], parameters: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Refuse a file whose checksum isn't that of its content, or whose metadata were never written by us.
+    """Refuse a file with the wrong checksum, or with other metadata than `save_weights` writes.
 
     Raises:
-        WeightsError: it is damaged.
+        WeightsError: the file is damaged.
     """
     if metadata.keys() != {_KEY, _CHECKSUM} or metadata[_CHECKSUM] != checksum(parameters, metadata[_KEY]):
         raise WeightsError(f"{path}: damaged: its checksum isn't that of its content; take another copy")
 
 
 def _with_tuples(value: Any) -> Any:
-    """JSON has no tuples, settings have no lists."""
+    """Replace lists inside a value by tuples: JSON has no tuples, and settings have no lists."""
     if isinstance(value, list):
         return tuple(_with_tuples(item) for item in value)
     return {key: _with_tuples(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -2,7 +2,7 @@
 
 Input: problems of a family, and a config. Output: checkpoints and tensorboard curves. The trainer repeats iterations.
 In each, a learner rolls out episodes, computes a loss and updates the policy, in one process or in several ranks.
-`trainer.train` is only imported where a policy is trained, because torch-geometric and tensorboard take seconds.
+`trainer.train` isn't among the names here, because it imports torch-geometric and tensorboard, which takes seconds.
 """
 
 from typing import TYPE_CHECKING

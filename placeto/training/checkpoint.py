@@ -21,19 +21,19 @@ from placeto.terminal import printable
 
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
-_WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # finite, all of them
-_DEPTH = 16  # of values inside one another
-_VALUES = 500_000  # in all; what stands at several places counts at each
+_WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # keys whose numbers must all be finite
+_DEPTH = 16  # largest depth of dicts and lists inside one another
+_VALUES = 500_000  # most values in all dicts and lists; a value counts once for each place where it is
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint, or one that doesn't match what it is used for."""
+    """A file that is no checkpoint, or a checkpoint that doesn't match its use."""
 
 
 def checkpoint_path(path: str | Path) -> Path:
-    """Path of the checkpoint file; a directory is taken as a run, which holds ``checkpoint.pt``.
+    """Return the path of a checkpoint file, which need not exist. In a directory, the file is ``checkpoint.pt``.
 
-    "pretrained" is the one that comes with the package, unless there is such a file or directory.
+    "pretrained" is the checkpoint that comes with the package, unless there is a file or directory of this name.
     """
     path = Path(path)
     if str(path) == "pretrained" and not path.exists() and (comes_along := pretrained_path("placeto")) is not None:
@@ -44,26 +44,26 @@ def checkpoint_path(path: str | Path) -> Path:
 def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a dict of plain values and tensors, so that a crash leaves either the old file or the new one.
 
-    A path that ends in .safetensors makes a file of weights, for plain values and ``best_parameters`` alone.
-
-    "format" is added to it. Plain values are dicts, lists, strings, numbers, booleans and None.
+    Plain values are dicts, lists, strings, numbers, booleans and None. The file also gets the value "format". If the
+    path ends in .safetensors, it is a weights file, for plain values and ``best_parameters`` alone.
 
     Raises:
         OSError: the file can't be written.
+        TypeError: a weights file can't hold a value, such as a tensor outside of ``best_parameters``.
     """
     path = checkpoint_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SUFFIX:
         save_weights({"format": FORMAT, **state}, path)
         return
-    buffer = BytesIO()  # torch would bury an error of the file's under its own
+    buffer = BytesIO()  # not the file itself: torch hides errors in writing it behind its own
     torch.save({"format": FORMAT, **state}, buffer)
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Path of an existing checkpoint file, given it or a run directory.
+    """Return the path of an existing checkpoint file, given this path or a run directory; see `checkpoint_path`.
 
     Raises:
         CheckpointError: there is no such file.
@@ -76,7 +76,9 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint file, or the one of a run directory.
+    """Read a checkpoint file, or the one of a run directory, and return its values; see `checkpoint_path`.
+
+    The parameters are put on the torch device `device`.
 
     Raises:
         CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
@@ -91,6 +93,7 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
 
 
 def _weights(path: Path, device: str) -> dict[str, Any]:
+    """Read a weights file, with its parameters as tensors on a torch device."""
     try:
         state = load_weights(path)
     except WeightsError as problem:
@@ -100,24 +103,29 @@ def _weights(path: Path, device: str) -> dict[str, Any]:
 
 
 def _unpickled(path: Path, device: str) -> Any:
+    """Read a file of `torch.save`, without running code from it, after checking its size and checksums."""
     data = BytesIO(path.read_bytes())
     try:
         with zipfile.ZipFile(data) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > len(data.getbuffer()):
                 raise zipfile.BadZipFile("parts overlap or are compressed")
-            damaged = archive.testzip()  # the file has a checksum of each part, which torch doesn't look at
+            damaged = archive.testzip()  # compares the checksum of each part, which torch doesn't do
         if damaged is not None:
             raise zipfile.BadZipFile(f"damaged: the checksum of {damaged} is another")
         data.seek(0)
         state = torch.load(data, map_location=device, weights_only=True)
-    except Exception as problem:  # the content decides which one it is
+    except Exception as problem:  # damaged files raise many kinds of errors
         reason = _short(problem) or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
     return state
 
 
 def _check(state: Mapping[str, Any], path: Path) -> None:
-    """Refuse values that can't be walked through, and weights that aren't finite."""
+    """Refuse values of the wrong type, too many or too deep values, unusual tensors, and weights that aren't finite.
+
+    Raises:
+        CheckpointError: there is such a value.
+    """
     kinds = {"placer": str, "config": dict} | dict.fromkeys(_WEIGHTS, dict)
     for key, kind in kinds.items():
         if key in state and not isinstance(state[key], kind):
@@ -144,7 +152,7 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
 
 
 def policy_of(checkpoint: Mapping[str, Any], path: str | Path) -> tuple[str, AnyPolicy]:
-    """Name of the learned placer of a checkpoint, and what it is made of.
+    """Return the name of a checkpoint's learned placer, and what the placer is made of.
 
     Raises:
         CheckpointError: neither Placeto nor an installed package has it.
@@ -160,22 +168,22 @@ def policy_of(checkpoint: Mapping[str, Any], path: str | Path) -> tuple[str, Any
 
 
 def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters that aren't those of a policy with such settings, before memory for it is taken.
+    """Refuse parameters that aren't those of a policy with the given settings, if possible before it takes memory.
 
-    To be called within `matching`.
+    Call it within `matching`, which makes a CheckpointError of the ValueError.
 
     Args:
-        make: the policy from its settings.
-        settings: of the policy.
+        make: makes the policy from its settings.
+        settings: the policy's settings.
         parameters: tensors by name.
 
     Raises:
-        ValueError: the first that is missing, too many, or of another shape.
+        ValueError: a parameter is missing, not one of the policy's, or of another shape.
     """
     try:
         with torch.device("meta"):  # shapes without values
             network = make(settings)
-    except NotImplementedError:  # a network of another package that looks at values
+    except NotImplementedError:  # a network of another package that needs the values of its tensors
         network = make(settings)
     expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     for name in (*expected, *parameters):
@@ -188,10 +196,10 @@ def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[
 
 @contextmanager
 def matching(path: str | Path) -> Iterator[None]:
-    """Within it what a checkpoint lacks, or has another kind of, ends in one sentence.
+    """Turn errors within it, from a checkpoint without a value or with one of another kind, into a CheckpointError.
 
     Raises:
-        CheckpointError: that sentence, with the path.
+        CheckpointError: there was such an error; the message names the path and the error in one sentence.
     """
     try:
         yield
@@ -204,17 +212,17 @@ def matching(path: str | Path) -> Iterator[None]:
 
 
 def _short(problem: Exception) -> str:
-    """An error's message in one line, with what a terminal would obey made visible."""
+    """Return up to 120 characters of an error's message as one line, with control characters made visible."""
     return printable(" ".join(str(problem).split())[:120])
 
 
 def capture_random(generators: Sequence[np.random.Generator | torch.Generator] = ()) -> dict[str, Any]:
-    """State of torch's global generator and of the given ones, as plain values for a checkpoint."""
+    """Return the states of torch's global generator and of the given generators, for a checkpoint."""
     return {"torch": torch.get_rng_state(), "generators": [_capture(generator) for generator in generators]}
 
 
 def restore_random(state: Mapping[str, Any], generators: Sequence[np.random.Generator | torch.Generator] = ()) -> None:
-    """Put back what `capture_random` took; the generators come in the same order.
+    """Restore the states that `capture_random` returned; the generators must be in the same order.
 
     Raises:
         CheckpointError: the checkpoint holds another number or kind of generators.
@@ -239,7 +247,7 @@ def _capture(generator: np.random.Generator | torch.Generator) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """Numpy's generator state with 128-bit integers as strings, which survive ``weights_only``."""
+    """Convert a state of numpy's generators to plain values: ``weights_only`` needs 128-bit integers as strings."""
     if isinstance(value, Mapping):
         return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What defines a training run: the same dataclasses are the config of the API, the CLI and the checkpoint."""
+"""The settings of a training run. The same dataclasses are the config of the API, the CLI and the checkpoint."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LearningConfig:
 
     @property
     def algorithm(self) -> Literal["ppo", "reinforce"]:
-        """Proximal policy optimisation."""
+        """The algorithm of the reinforcement stage, which is always proximal policy optimisation."""
         return "ppo"
 
 
@@ -106,7 +106,7 @@ class TraversalLearningConfig:
     """
 
     episodes: Count = 8
-    """Traversals of the graph, one gradient step."""
+    """Traversals of the graph of an iteration. An iteration is one gradient step."""
     lr: Share = 3e-3
     """Learning rate, falling linearly to a tenth."""
     discount: Share = 0.5
@@ -116,24 +116,24 @@ class TraversalLearningConfig:
     entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus, falling linearly to zero."""
     max_grad_norm: Weight = 1.25
-    """Gradients are scaled down to this norm."""
+    """Gradients with a larger norm are scaled down to this norm."""
 
     @property
     def average(self) -> float:
-        """There is no moving average: validation judges the parameters as they are."""
+        """Decay of the moving average of the parameters: 0, because validation uses the parameters as they are."""
         return 0.0
 
 
 @dataclass(frozen=True)
 class OneShotLearningConfig:
-    """How a policy learns that places whole graphs at once."""
+    """How a one-shot policy learns."""
 
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or REINFORCE, as in the first papers."""
     lr: Share = 1e-3
     """Learning rate."""
     falling: bool = True
-    """Whether learning rate and entropy bonus fall to zero."""
+    """Whether the learning rate and the weight of the entropy bonus fall to zero."""
     graphs: Count = 4
     """Training problems of an iteration, each a graph on a cluster."""
     samples: Count = 16
@@ -143,14 +143,15 @@ class OneShotLearningConfig:
     makespan (linear), relative to the best single device. Or another of `placeto list placement-rewards`."""
     failed: Annotated[float, Range(-1e9, 0.0)] | None = None
     """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
-    the penalised makespan counts."""
+    the reward of its penalised makespan."""
     failures: Limit | None = None
-    """After so many iterations, placements that don't fit are left out of the training; none = never."""
+    """After this number of iterations, placements that don't fit are left out of the training. none = never."""
     baseline: Literal["moving", "trials", "samples", "quantile"] = "samples"
-    """Reward baseline. moving: moving average over earlier rounds of the graph. trials: mean over all earlier rounds.
-    samples: mean over the samples of this round. quantile: their upper quantile; samples below it are left out."""
+    """Reward baseline. moving: a moving average over the earlier rounds of the graph. trials: the mean over all its
+    earlier rounds. samples: the mean over the samples of this round. quantile: their upper quantile; samples below it
+    are left out."""
     quantile: Annotated[float, Range(0.0, 0.999)] = 0.75
-    """Which quantile: 0.75 learns from the best quarter."""
+    """Which quantile is the baseline: with 0.75, the policy learns from the best quarter of the samples."""
     decay: Annotated[float, Range(0.0, 0.999)] = 0.8
     """Decay of the moving baseline, per round of the graph."""
     normalise: bool = True
@@ -164,25 +165,26 @@ class OneShotLearningConfig:
     entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus."""
     max_grad_norm: Weight = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients with a larger norm are scaled down to this norm."""
     average: Share = 0.0
-    """Decay of the moving average of the parameters in an iteration. 0 = the parameters as they are."""
+    """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
+    0 = the parameters as they are."""
     soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
-    """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature, so that it also tries
-    other choices."""
+    """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature before they are bounded,
+    so that it also tries other choices."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What every training run has, whatever its policy; the config travels inside the checkpoint."""
+    """The settings that every training run has, whatever its policy. The checkpoint contains all settings."""
 
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
     minutes: Annotated[float, Range(0.0, 1e9)] | None = None
-    """Stop after so many minutes, counted from the first iteration. The preparation of the graphs is not counted. If
-    neither `minutes` nor `iterations` nor `simulations` is given, training stops after 10 minutes."""
+    """Stop after this number of minutes, counted from the first iteration. The preparation of the graphs is not
+    counted. If neither `minutes` nor `iterations` nor `simulations` is given, training stops after 10 minutes."""
     iterations: Limit | None = None
-    """Stop after so many iterations."""
+    """Stop after this number of iterations."""
     simulations: Limit | None = None
     """Stop after the iteration in which the number of simulated placements reaches this number."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
@@ -218,7 +220,7 @@ class TraversalTrainConfig(RunConfig):
     """Everything that defines the training of the Placeto paper's policy."""
 
     placer: str = "placeto-paper"
-    """Which learned placer."""
+    """The learned placer to train."""
     policy: PlacetoPaperConfig = field(default_factory=PlacetoPaperConfig)
     learning: TraversalLearningConfig = field(default_factory=TraversalLearningConfig)
 
@@ -228,7 +230,7 @@ class OneShotTrainConfig(RunConfig):
     """Everything that defines the training of a one-shot policy."""
 
     placer: str = "seq2seq"
-    """Which learned placer."""
+    """The learned placer to train."""
     policy: Any = field(default_factory=Seq2SeqConfig)
     learning: OneShotLearningConfig = field(default_factory=OneShotLearningConfig)
 
@@ -242,19 +244,21 @@ ONE_SHOT_LEARNING = {
     "gdp": OneShotLearningConfig(entropy=0.05),
     "mlp": OneShotLearningConfig(entropy=0.05),
 }
-"""Recipes of the one-shot placers."""
+"""Name of a one-shot placer -> how it learns by default."""
 FINE_TUNING: dict[str, dict[str, Any]] = {
     "placeto": {"reinforcement": 1.0, "parts": 0.0, "joined": 0.0},
     "gdp": {"epochs": 4, "lr": 5e-4, "soften": 3.0},
 }
-"""What differs from a placer's recipe in fine-tuning."""
+"""Name of a learned placer -> the settings of its learning that differ in fine-tuning."""
 
 
 def default_config(placer: str, out: str) -> AnyTrainConfig:
-    """The settings that a learned placer is trained with unless others are given.
+    """Return the settings that a learned placer is trained with unless others are given.
 
     Raises:
-        ConfigError: the learned placer is unknown, or doesn't fit.
+        ConfigError: the learned placer is unknown, or the default learning of another package's placer is of the wrong
+            kind.
+        ExtensionError: the package that has the placer can't be used.
     """
     _check_placer(placer)
     entry = find_policy(placer)
@@ -281,7 +285,8 @@ def check_config(config: AnyTrainConfig) -> None:
     """Refuse settings that can't work.
 
     Raises:
-        ConfigError: one is out of its range, or the learned placer is unknown.
+        ConfigError: one is out of its range or contradicts another, or the learned placer is unknown.
+        ExtensionError: the package that has the placer can't be used.
     """
     check_settings(config)
     _check_placer(config.placer)
@@ -300,10 +305,13 @@ def check_config(config: AnyTrainConfig) -> None:
 
 
 def check_loaded(**parts: Any) -> None:
-    """Refuse settings of a checkpoint that can't work: the dataclasses of policy, environment and search.
+    """Refuse settings of a checkpoint that can't work.
+
+    Args:
+        parts: by name, the dataclasses to check, such as `policy`, `env` and `search`.
 
     Raises:
-        ConfigError: one is out of its range.
+        ConfigError: a setting is out of its range or contradicts another.
     """
     for part, settings in parts.items():
         check_settings(settings, f"{part}.")

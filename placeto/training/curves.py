@@ -20,38 +20,39 @@ from placeto.training.checkpoint import FILE_NAME
 from placeto.training.tags import meaning, tags_table
 
 BY_PLACEMENTS = "by-placements"
-"""Folder within a run's, of the same curves against placements simulated."""
+"""Folder within a run's folder, with the same curves against the number of placements simulated."""
 _EVENTS = "events.out.tfevents."  # how names of event files begin
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, quota or file size
 
 
 class CurvesError(ValueError):
-    """Curves that can't be written; the message says how to go on."""
+    """The curves can't be written; the message says how to go on."""
 
 
 class Curves:
-    """Writes numbers, pictures and settings of a run; without a folder they go nowhere. A context manager.
+    """Writes numbers, pictures and settings of a run as tensorboard events. A context manager.
 
-    All methods raise a `CurvesError` once the file can't be written, and a ValueError if a tag isn't in `TAGS`.
+    All methods raise a `CurvesError` once the files can't be written, and a ValueError if a tag isn't in `TAGS`.
 
     Args:
-        out: the run's folder. None = write nothing.
-        by_placements: whether numbers are also written against placements simulated, to a folder within.
-        resumed: iterations and placements after which the run goes on: points beyond them, which an interrupted run
-            left behind its last checkpoint, are hidden. None = the run begins, and hides all that is in the folder.
+        out: the run's folder. None = nothing is written.
+        by_placements: whether numbers are also written against placements simulated, to the folder `BY_PLACEMENTS`.
+        resumed: iterations and placements after which the run goes on. Later points, which the interrupted run wrote
+            after its last checkpoint, are hidden. None = the run begins anew, and all earlier points in the folder are
+            hidden.
     """
 
     def __init__(self, out: str | None, *, by_placements: bool = False, resumed: tuple[int, int] | None = None) -> None:
         self.out = out
-        self._writers: list[SummaryWriter] = []  # none, or one against steps and perhaps one against placements
-        self._hook = threading.excepthook
+        self._writers: list[SummaryWriter] = []  # none, or one against steps, or also one against placements
+        self._hook = threading.excepthook  # to be restored at the end
         self._folders: list[Path] = []
         if out is not None:
             self._folders = [Path(out), Path(out) / BY_PLACEMENTS] if by_placements else [Path(out)]
-        self._first = [after + 1 for after in resumed or (-1, -1)]
+        self._first = [after + 1 for after in resumed or (-1, -1)]  # first step that earlier files may not have
 
     def __enter__(self) -> Curves:
-        threading.excepthook = self._unless_told  # first: a writer begins to write in a thread of its own
+        threading.excepthook = self._unless_told  # set first: a writer at once writes in a thread of its own
         try:
             with self._written() as writers:
                 for folder, step in zip(self._folders, self._first, strict=False):
@@ -68,13 +69,13 @@ class Curves:
                 for writer in writers:
                     writer.close()
         except CurvesError:
-            if kind is None:  # else something else was first
+            if kind is None:  # else an earlier error is on its way, which is the one to show
                 raise
         finally:
             threading.excepthook = self._hook
 
     def numbers(self, values: Mapping[str, float], step: int, placements: int = 0) -> None:
-        """A point of each curve, by tag: at a step, and at a number of placements simulated."""
+        """Add a point to each curve, by tag: at a step, and in `BY_PLACEMENTS` at a number of placements simulated."""
         for tag in values:
             meaning(tag)
         with self._written() as writers:
@@ -83,31 +84,31 @@ class Curves:
                     writer.add_scalar(tag, value, x)
 
     def distribution(self, tag: str, values: np.ndarray, step: int) -> None:
-        """A histogram."""
+        """Add a histogram of values at a step."""
         meaning(tag)
         with self._written() as writers:
             for writer in writers[:1]:
                 writer.add_histogram(tag, values, step)
 
     def picture(self, tag: str, figure: Figure, step: int) -> None:
-        """A picture."""
+        """Add a picture at a step."""
         meaning(tag)
         with self._written() as writers, missing_letters_are_boxes():
             for writer in writers[:1]:
                 writer.add_figure(tag, figure, step)
 
     def settings(self, values: Mapping[str, Any], final: Mapping[str, float], step: int) -> None:
-        """The run's settings with what came of them."""
+        """Add the run's settings with its final numbers, for tensorboard's table of hyperparameters."""
         with self._written() as writers:
             for writer in writers[:1]:
-                # Not `add_hparams`: its points are in a second file, which is read first if its name says so.
+                # Not `add_hparams`: it writes to a second file, which tensorboard may read before the first one.
                 for summary in hparams(dict(values), dict(final)):
                     writer._get_file_writer().add_summary(summary, step)
                 for tag, value in final.items():
                     writer.add_scalar(tag, value, step)
 
     def explain(self) -> None:
-        """What the tags mean, as a text beside the curves."""
+        """Add the meaning of all tags, as a text beside the curves."""
         with self._written() as writers:
             for writer in writers[:1]:
                 writer.add_text("tags", tags_table())
@@ -123,15 +124,15 @@ class Curves:
             raise CurvesError(f"{self.out}: curves can't be written ({problem.strerror}); {advice}: {after}") from None
 
     def _unless_told(self, arguments: threading.ExceptHookArgs) -> None:
-        """Tensorboard's thread hands its error on to whoever writes next: no need for a traceback as well."""
+        """Print no traceback of an OSError in tensorboard's thread: the next call of a writer raises it again."""
         if not isinstance(arguments.exc_value, OSError):
             self._hook(arguments)
 
 
 def _sort_before_new_files(folder: Path) -> None:
-    """Rename event files if a new one would not come after them, as where a clock was set back.
+    """Rename all event files if the name of one would sort after that of a new one, as when a clock was set back.
 
-    Tensorboard reads files in the order of their names, which begin with the second in which they were made.
+    Tensorboard reads files in the order of their names, which have the second in which they were made.
     """
     files = sorted(folder.glob(f"{_EVENTS}*"))
     if files and files[-1].name >= f"{_EVENTS}{int(time.time()):010d}":

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
 LEAST_DEVIATION = 1e-6
-"""Of advantages that say something; rewards are float32, about 1."""
+"""Advantages with a smaller standard deviation are rounding errors: rewards are float32 numbers of about 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Advantages:
-    """What an iteration's decisions were worth: T moves of B episodes, or K placements of each of B graphs."""
+    """Rewards and advantages of an iteration: of T moves of B episodes, or of K placements of each of B graphs."""
 
     rewards: Tensor  # (T, B) or (B, K)
     returns: Tensor  # the same shape
@@ -25,7 +25,7 @@ class Advantages:
     advantage: Tensor  # the same shape as the rewards
 
     def numbers(self) -> dict[str, float]:
-        """Their means, and deviations, to log."""
+        """Return means and standard deviations to log, by tensorboard tag."""
         return {
             "reward/mean": float(self.rewards.mean()),
             "return/mean": float(self.returns.mean()),
@@ -37,7 +37,7 @@ class Advantages:
 
 
 def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
-    """Sum of the rewards from each step on, discounted: (T, B) -> (T, B).
+    """Return the discounted sum of the rewards from each step on: (T, B) -> (T, B).
 
     >>> discounted_returns(torch.tensor([[1.0], [0.0], [2.0]]), 0.5).flatten().tolist()
     [1.5, 1.0, 2.0]
@@ -51,12 +51,12 @@ def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
 
 
 def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
-    """Returns minus their mean, step by step, over the episodes of the same graph and start.
+    """Subtract from each return the mean return at the same step of the episodes with the same graph and start.
 
     Args:
         returns: (T, B).
-        graph: (B,) int64 in 0..graphs-1, which replicas belong together.
-        graphs: number of different values.
+        graph: (B,) int64 in 0..graphs-1, equal for episodes with the same graph and start.
+        graphs: number of different values in `graph`.
 
     Returns:
         (T, B) advantages.
@@ -67,26 +67,27 @@ def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
 
 
 def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
-    """Placeto's reward baseline of one graph: the mean return at each step over the last rounds (section 3.3).
+    """Compute the reward baseline of the Placeto paper (section 3.3) for one graph.
 
-    As in the paper's code, the present round is one of them.
+    It is the mean return at each step over the last rounds. As in the paper's code, the present round is one of them.
 
     Args:
-        history: (R, T) mean returns of earlier rounds, oldest first; R may be 0.
-        returns: (T, B) returns of this round's episodes.
-        rounds: how many, this one included.
+        history: (R, T) mean returns of R earlier rounds, the oldest first; R may be 0.
+        returns: (T, B) returns of the present round's episodes.
+        rounds: number of rounds in the mean, the present one included.
 
     Returns:
-        baseline (T,), and the last rounds (R, T) with this one.
+        The baseline (T,), and the new history (R, T), which ends with the present round.
     """
     history = torch.cat([history, returns.mean(1)[None]])[-rounds:]
     return history.mean(0), history
 
 
 def normalise(advantages: Tensor) -> Tensor:
-    """Advantages divided by their standard deviation (the mean is left to the reward baseline).
+    """Divide advantages by their standard deviation. Their mean isn't subtracted; this is left to the reward baseline.
 
-    Zeros where that is below `LEAST_DEVIATION`: dividing would make advantages of 6 of rounding errors of 6e-8.
+    If the standard deviation is at most `LEAST_DEVIATION`, the result is 0: dividing would turn rounding errors of 6e-8
+    into advantages of up to 6.
 
     >>> normalise(torch.tensor([6e-8, 6e-8, 0.0])).tolist()
     [0.0, 0.0, 0.0]
@@ -96,14 +97,19 @@ def normalise(advantages: Tensor) -> Tensor:
 
 
 def reinforce_loss(log_prob: Tensor, advantages: Tensor, entropy: Tensor, entropy_weight: float) -> Tensor:
-    """REINFORCE (Williams 1992): minus the mean of log-probability x advantage, less an entropy bonus."""
+    """Return the loss of REINFORCE (Williams 1992).
+
+    It is minus the mean of log-probability x advantage, less `entropy_weight` times the mean entropy.
+    """
     return -(log_prob * advantages).mean() - entropy_weight * entropy.mean()
 
 
 def ppo_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, entropy: Tensor, clip: float, entropy_weight: float
 ) -> Tensor:
-    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347), less an entropy bonus.
+    """Return the loss of PPO (Schulman et al. 2017, arXiv 1707.06347).
+
+    It is minus the mean of the clipped surrogate, less `entropy_weight` times the mean entropy.
 
     >>> one, up = torch.zeros(1), torch.full((1,), 1.0)
     >>> round(float(ppo_loss(up, one, torch.ones(1), one, clip=0.2, entropy_weight=0.0)), 3)
@@ -115,10 +121,10 @@ def ppo_loss(
 
 
 def policy_change(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> tuple[float, float]:
-    """How far a policy has moved: divergence from the old one in nats a decision, and share of clipped ratios.
+    """Return the divergence of a policy from the old one, in nats a decision, and the share of clipped ratios.
 
-    The divergence is estimated from decisions of the old policy, as the mean of r - 1 - log r of the ratios r, which
-    has no bias and is never negative: Schulman, "Approximating KL Divergence", 2020.
+    The divergence is estimated from decisions of the old policy: it is the mean of r - 1 - log r over the ratios r.
+    This estimate has no bias and is never negative (Schulman, "Approximating KL Divergence", 2020).
 
     >>> policy_change(torch.log(torch.tensor([0.5, 2.0])), torch.zeros(2), 0.6)
     (0.25, 0.5)
@@ -129,17 +135,18 @@ def policy_change(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> tuple[
 
 
 def listwise_loss(logits: Tensor, gain: Tensor, state: Tensor, sharpness: float, least: float) -> Tensor:
-    """Cross-entropy of the odds of each state's moves and the softmax of their exact gains, a mean over states.
+    """Compare the policy's probabilities of each state's moves with the softmax of their exact gains.
 
-    Of the moves of a state those count that gain most: the odds that it asks of one fall with what it gains less than
-    the best. After ListNet: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
+    Returns the cross-entropy in nats, a mean over states. The moves that gain most count most: the probability that the
+    loss favours for a move falls exponentially with its distance from the best gain of the state. After ListNet: Cao et
+    al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
 
     Args:
-        logits: (L,) of the moves.
-        gain: (L,) by which share each makes the makespan shorter.
-        state: (L,) int64, of which state the move is; any numbers.
-        sharpness: how many temperatures the best gain of a state is.
-        least: temperature at least.
+        logits: (L,) logits of the moves.
+        gain: (L,) share of the makespan by which each move makes it shorter.
+        state: (L,) int64, the state of each move; any numbers.
+        sharpness: the temperature of the softmax is the best gain of the state divided by this number.
+        least: smallest temperature.
     """
     _, state = state.unique(return_inverse=True)
     best = scatter(gain.clamp(min=0.0), state, reduce="max")

@@ -1,7 +1,8 @@
-"""Several processes that train one policy: each rolls out its share of the episodes, gradients are summed.
+"""Ranks: several processes that train one policy. Each runs its share of the episodes, and the gradients are summed.
 
-All ranks make the same random choices for all episodes and work on their own: with W ranks an iteration is the same as
-with one, but for the rounding of sums. A single process has no process group, and nothing here costs it anything.
+All ranks draw the same random numbers for the episodes of all ranks, and use those of their own episodes. So with W
+ranks an iteration is the same as with one, but for the rounding of sums. A single process has no process group, and
+nothing here takes any time then.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import torch.distributed as dist
 from torch import nn
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # longest wait for the others; a process that ended is noticed at once
+TIMEOUT = timedelta(minutes=30)  # longest wait for the other ranks; a rank that ended is noticed at once
 
 
 class RanksError(ConnectionError):
-    """The ranks can't be joined, or one of them is gone; the message says what would help."""
+    """The ranks can't be joined, or one of them has ended; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. A context manager, which ends the process group that it began.
+    """This process among those that train together. A context manager that ends the process group, if it began it.
 
     >>> Ranks(rank=1, size=3).share(10)
     slice(3, 6, None)
@@ -37,17 +38,19 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    opened: bool = False  # whether the process group is ours to end
+    opened: bool = False  # whether `from_environment` began the process group, so that it must be ended
 
     @classmethod
     def from_environment(cls, device: str = "cpu") -> Ranks:
-        """The ranks that ``torchrun`` started, joined by gloo, and on GPUs by nccl; else one alone.
+        """Join the ranks that ``torchrun`` started, by gloo, and on GPUs by nccl; without torchrun there is one rank.
+
+        If the process has a process group already, return its ranks.
 
         Args:
-            device: where the policy computes; with "cuda" each rank takes the GPU of its local number.
+            device: torch device on which the policy computes. With "cuda" each rank takes the GPU of its local number.
 
         Raises:
-            RanksError: the others can't be reached, or there are fewer GPUs than ranks.
+            RanksError: the other ranks can't be reached, or there are fewer GPUs than ranks.
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
@@ -81,11 +84,13 @@ class Ranks:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """Which of `count` rows are this rank's: as many as the others', or one more or less."""
+        """Return the rows of this rank, of `count` rows in all. Two ranks' numbers of rows differ by 1 at most."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def share_of_blocks(self, blocks: int, rows: int) -> list[tuple[int, slice]]:
-        """The share of blocks of equally many rows: each block's number, with the rows of it that are this rank's.
+        """Return the rows of this rank in blocks of `rows` rows each: numbers of blocks, with the rows in each block.
+
+        The share is that of all rows of all blocks. Blocks without rows of this rank are left out.
 
         >>> Ranks(rank=0, size=2).share_of_blocks(3, 4)
         [(0, slice(0, 4, None)), (1, slice(0, 2, None))]
@@ -95,7 +100,7 @@ class Ranks:
         return [(b, slice(start, stop)) for b, start, stop in parts if start < stop]
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, in the order of ranks."""
+        """Return the values of all ranks, in the order of the ranks. Each rank passes its own value."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -104,7 +109,7 @@ class Ranks:
         return values
 
     def of_first(self, value: T) -> T:
-        """The first rank's value."""
+        """Return the value that the first rank passes."""
         if self.size == 1:
             return value
         values = [value]
@@ -113,18 +118,18 @@ class Ranks:
         return values[0]
 
     def made_by_first(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, while the others wait for it."""
+        """Call `make` on the first rank alone, and return its result on all ranks; the others wait for it."""
         made: Any = make() if self.first else None
         return self.of_first(made)
 
     def first_then_others(self, make: Callable[[], T]) -> T:
-        """What each rank makes, the first one before the others, so that they find what it has cached."""
+        """Call `make` on each rank and return its result, first on the first rank, so that others find its caches."""
         made: Any = make() if self.first else None
         self.any(False)
         return made if self.first else make()
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """Each number summed over the ranks."""
+        """Return the sum over the ranks of each of the numbers."""
         if self.size == 1:
             return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64)
@@ -133,15 +138,15 @@ class Ranks:
         return values.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Return whether the flag is true on any rank."""
         return bool(self.sum([float(flag)])[0])
 
     def weight(self, count: int) -> float:
-        """This rank's rows as a share of all ranks' rows: the weight of its mean in the mean of all."""
+        """Return this rank's share of the rows of all ranks: the weight of its mean in the mean of all rows."""
         return count / self.sum([count])[0]
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace gradients by their sum over the ranks; a parameter that has none on any rank keeps none."""
+        """Replace gradients by their sum over the ranks. A parameter without a gradient on any rank still has none."""
         if self.size == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -169,11 +174,11 @@ ALONE = Ranks()
 
 
 def concatenate(arrays: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
-    """The ranks' parts of an array as one."""
+    """Join the parts of an array that the ranks have."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
 def _brief(problem: Exception) -> str:
-    """The first sentence of torch's message, without the place in its source."""
+    """Return the first sentence of torch's message, up to 160 characters, without the place in torch's source."""
     message = re.sub(r"^\s*\[[^]]*\]\s*", "", str(problem)) or type(problem).__name__
     return re.split(r"\. |\n", message)[0][:160]

@@ -1,7 +1,8 @@
 """How one-shot policies were trained in the papers that they come from, as far as the papers say.
 
-A recipe is a network and its learning. What it leaves at the default is not published, or is a matter of our networks
-(see `placeto.policies.one_shot`): they describe ops and devices by other features than the papers, all alike.
+A recipe is the settings of a network and of its learning. Settings that a recipe leaves at their defaults are not
+published, or they belong to our networks (see `placeto.policies.one_shot`). These describe ops and devices by other
+features than the papers do, and all of them by the same features.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RecipeName = Literal["ours", "paper"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A network and how it learns."""
+    """The settings of a network and of its learning."""
 
     policy: OneShotConfig
     learning: OneShotLearningConfig
@@ -49,16 +50,17 @@ COLOCRL = Recipe(
 )
 """ColocRL: Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning", ICML 2017, arXiv 1706.04972.
 
-Section 3.1: REINFORCE; the reward is minus the square root of the run time; the baseline is a moving average; a
-placement that fails counts as a large constant, the failing signal, from which the baseline begins; after 5,000 steps
-placements that fail teach nothing. Section 3.3: units by the rule of co-location. Section 3.4: a controller draws a
-placement for each of its 4 to 8 workers.
+Section 3.1: the algorithm is REINFORCE. The reward is minus the square root of the run time. The baseline is a moving
+average. A placement that fails counts as a large constant, the failing signal, which is also the first value of the
+baseline. After 5,000 steps, placements that fail are left out. Section 3.3: units are made by the rule of co-location.
+Section 3.4: a controller draws a placement for each of its 4 to 8 workers.
 
-Not published: optimiser (here Adam), learning rate (here 0.001), widths (here 64), decay of the baseline (here 0.8),
-clipping of the gradient (here 1), and the failing signal, which is chosen for each graph; here it is that of the code
-of HDP, a run time of 100, relative to the best single device in place of seconds.
-Where the baseline begins matters: see `experiments/decisions/2026-11-26-one-shot-placers.md`.
-Otherwise here: one controller, not 20 that write to shared parameters at the same time.
+Not published: optimiser (here Adam), learning rate (here 0.001), widths (here 64), decay of the baseline (here 0.8) and
+clipping of the gradient (here 1). The failing signal is not published either: it is chosen for each graph. Here it is
+that of the code of HDP, a run time of 100, but relative to the best single device and not in seconds. The first value
+of the baseline matters: see `experiments/decisions/2026-11-26-one-shot-placers.md`.
+
+Also different here: there is one controller, not 20 that write to shared parameters at the same time.
 """
 
 HDP = Recipe(
@@ -78,17 +80,20 @@ HDP = Recipe(
 )
 """HDP: Mirhoseini et al., "A Hierarchical Model for Device Placement", ICLR 2018.
 
-Its configuration: Adam with a fixed learning rate of 0.1, gradients clipped to a norm of 1, logits bounded by
-a hyperbolic tangent with C = 5 and T = 10, one grouping and four placements of it a step. The reward is
-minus the square root of the run time, the baseline a moving average, and placements that fail get a large negative
-reward. The authors' code (tensorflow/python/grappler/hierarchical_controller.py) says how large: that of a run time of
-100, from which the baseline begins; its decay is 0.9; after 1,000 steps placements that fail teach nothing; there are
-20 groups for each device and at most 256, here 80, those of 4 devices.
+The paper's configuration: Adam with a fixed learning rate of 0.1, gradients clipped to a norm of 1, logits bounded by a
+hyperbolic tangent with C = 5 and T = 10, and in each step one grouping with four placements of its groups. The reward
+is minus the square root of the run time. The baseline is a moving average. Placements that fail get a large negative
+reward.
 
-Otherwise here: a grouping for each of the four placements; width 64 for the grouper, as in the code, and for the LSTMs
-too, which are 512 wide there; no noise on the logits of the first steps; the failing signal is relative to the best
-single device, not in seconds. Liu et al. 2019 (doi 10.1145/3318265.3318270) train the same two networks; what they
-changed in the training we could not find.
+The authors' code (tensorflow/python/grappler/hierarchical_controller.py) says more. The reward of a placement that
+fails is that of a run time of 100, which is also the first value of the baseline. The decay of the baseline is 0.9.
+After 1,000 steps, placements that fail are left out. There are 20 groups for each device, and at most 256: here 80, for
+4 devices.
+
+What differs here: each of the four placements has a grouping of its own. The width is 64 for the grouper, as in the
+code, and also for the LSTMs, which are 512 wide there. There is no noise on the logits of the first steps. The run time
+of 100 is relative to the best single device, not in seconds. Liu et al. 2019 (doi 10.1145/3318265.3318270) train the
+same two networks; what they changed in the training we could not find.
 """
 
 GDP = Recipe(
@@ -97,11 +102,12 @@ GDP = Recipe(
 )
 """GDP: Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", 2019, arXiv 1910.01578.
 
-PPO; the reward is minus the square root of the normalised run time, -10 for a placement that fails; the
-baseline is the average reward of all earlier trials of the graph; every op gets a device of its own.
+The algorithm is PPO. The reward is minus the square root of the normalised run time, and -10 for a placement that
+fails. The baseline is the average reward of all earlier trials of the graph. The device of each op is chosen
+separately.
 
-Not found: learning rate (here 0.001), placements of a step (here 16), range of PPO's clipping (here 0.2), its passes
-(here 2), entropy bonus (here 0.02), clipping of the gradient (here 1) and widths (here 64).
+Not found: learning rate (here 0.001), placements of a step (here 16), PPO's clipping range (here 0.2), its passes (here
+2), weight of the entropy bonus (here 0.02), clipping of the gradient (here 1) and widths (here 64).
 """
 
 PAPERS: dict[str, Recipe] = {
@@ -110,14 +116,15 @@ PAPERS: dict[str, Recipe] = {
     "gdp": GDP,
     "mlp": Recipe(MlpConfig(units="paper"), COLOCRL.learning),  # the control of ColocRL: no paper has this network
 }
-"""Learned placer -> the recipe of its paper."""
+"""Name of a learned placer -> the recipe of its paper."""
 
 
 def recipe_config(placer: str, recipe: RecipeName, out: str) -> AnyTrainConfig:
-    """The settings that a learned placer is trained with: ours, the default, or those of its paper.
+    """Return the settings that a learned placer is trained with: our defaults ("ours") or its paper's ("paper").
 
     Raises:
-        ConfigError: the learned placer is unknown, or has no paper of its own.
+        ConfigError: the learned placer is unknown, or no recipe of a paper is known for it.
+        ExtensionError: the package that has the placer can't be used.
     """
     config = default_config(placer, out)
     if recipe == "ours" or placer == "placeto-paper":

@@ -1,4 +1,4 @@
-"""Episodes of a policy in the batched environment, with what a loss needs of them.
+"""Episodes of an iterative policy in the batched environment, and the labels of moves in their states.
 
 Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices.
 """
@@ -21,11 +21,11 @@ from placeto.environment.observation import score_moves
 from placeto.policies.base import PairDistribution, answers
 from placeto.training.ranks import ALONE, Ranks
 
-MISSING = -1  # device of a label that isn't there
+MISSING = -1  # in place of the device, where a state has fewer labels than the array has columns
 
 
 class DivergedError(ValueError):
-    """Numbers of the training that are not finite; the message says which."""
+    """Numbers of the training are not finite; the message says which."""
 
 
 @dataclass
@@ -33,10 +33,10 @@ class Stopwatch:
     """Seconds spent in each part of an iteration."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"simulation": 0.0, "network": 0.0})
-    _since: float = field(default_factory=time.perf_counter)
+    _since: float = field(default_factory=time.perf_counter)  # when the last lap ended
 
     def lap(self, part: str | None) -> None:
-        """Count the time since the last lap for a part (None = for no part)."""
+        """Add the time since the last lap to a part. None = to no part."""
         now = time.perf_counter()
         if part is not None:
             self.seconds[part] += now - self._since
@@ -47,27 +47,27 @@ class Stopwatch:
 class Labels:
     """Exact relative changes of the makespan by single moves in one state of every episode."""
 
-    slot: Tensor  # (B * L,) int64, node
-    device: Tensor  # (B * L,) int64, `MISSING` where a state has no more moves
-    change: Tensor  # (B * L,) float32, (after - before) / before
+    slot: Tensor  # (B * L,) int64, the node that is moved
+    device: Tensor  # (B * L,) int64, the device that the node is moved to; `MISSING` where a state has no more moves
+    change: Tensor  # (B * L,) float32, (makespan after - before) / before; 0 where the device is `MISSING`
 
     def there(self) -> Labels:
-        """Those that aren't missing."""
+        """Return the labels whose device isn't `MISSING`."""
         there = self.device != MISSING
         return Labels(self.slot[there], self.device[there], self.change[there])
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """T moves of B episodes, one rank's."""
+    """T moves of B episodes on one rank."""
 
-    data: list[Data]  # T observations
-    action: Tensor  # (T, B) int64
-    log_prob: Tensor  # (T, B) float32, under the policy that acted
+    data: list[Data]  # T observations, before each move
+    action: Tensor  # (T, B) int64, action numbers, node * D + device
+    log_prob: Tensor  # (T, B) float32, log-probabilities of the actions when they were drawn
     makespan: Tensor  # (T+1, B) float32, relative to the best single device, penalised for memory
-    labels: list[Labels]  # T, or empty
-    end: EnvState
-    simulations: int  # labels included
+    labels: list[Labels]  # T labels of the states before each move, or none
+    end: EnvState  # the state after the last move
+    simulations: int  # simulations of starts, moves and labels
 
 
 def rollout(
@@ -84,21 +84,25 @@ def rollout(
     ranks: Ranks = ALONE,
     everyone: np.ndarray | None = None,
 ) -> Rollout:
-    """Sample moves from the policy.
+    """Run episodes whose moves are drawn from the policy.
 
     Args:
         policy: maps an observation to logits (V, D) and changes (V, D).
         batch: instances of the environment.
-        config: order and staying.
-        state: where to begin.
+        config: order of the nodes, and which moves are taken back.
+        state: the state in which the episodes begin.
         moves: T.
         generator: source of all randomness.
-        temperature: of the sampling.
-        labels: L, how many moves of each state to simulate for their exact effect: half of them drawn from the
-            policy, half uniformly from the legal ones.
-        watch: books simulation and network time.
-        ranks: the processes that roll out together.
-        everyone: (B of all ranks,) instances of all ranks' episodes, of which `state` holds this rank's.
+        temperature: the logits are divided by it before moves are drawn.
+        labels: L, how many different moves of each state are simulated for their exact effect. Half of them are drawn
+            from the policy, and half uniformly from the other legal moves.
+        watch: the times of simulations and of the network are added to it.
+        ranks: the processes that run episodes together.
+        everyone: (B of all ranks,) int64, instances of the episodes of all ranks; None = `state` has all episodes.
+
+    Raises:
+        DivergedError: a logit isn't finite.
+        PolicyError: the policy doesn't return logits and changes.
     """
     watch = watch or Stopwatch()
     noise = _Noise.of(batch, state.index if everyone is None else everyone, ranks, generator)
@@ -125,11 +129,11 @@ def rollout(
 
 
 def _logits(policy: nn.Module, data: Data) -> Tensor:
-    """(V, D) logits of an observation.
+    """Return the logits (V, D) of an observation.
 
     Raises:
-        DivergedError: one isn't finite.
-        PolicyError: the policy returns anything else.
+        DivergedError: a logit isn't finite.
+        PolicyError: the policy doesn't return logits and changes.
     """
     logits, _ = answers(policy, data)
     if not logits.isfinite().all():
@@ -139,7 +143,7 @@ def _logits(policy: nn.Module, data: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class _Noise:
-    """Draws for the episodes of all ranks, so that no episode depends on how they are divided over ranks."""
+    """Random numbers for the episodes of all ranks, so that no episode depends on their division over the ranks."""
 
     generator: torch.Generator
     shape: tuple[int, int, int]  # episodes of all ranks, nodes of the largest graph, devices of the largest cluster
@@ -147,27 +151,27 @@ class _Noise:
 
     @classmethod
     def of(cls, batch: InstanceBatch, index: np.ndarray, ranks: Ranks, generator: torch.Generator) -> _Noise:
-        """For all ranks' episodes, of instances `index`."""
+        """Make the noise for the episodes of all ranks, whose instances are `index` (B of all ranks,)."""
         shape = len(index), int(batch.num_groups[index].max()), int(batch.num_devices[index].max())
         return cls(generator, shape, ranks)
 
     def exponential(self) -> Tensor:
-        """(B of all, G, D) of the exponential law."""
+        """Draw (B of all ranks, G, D) numbers from the exponential distribution of mean 1."""
         return torch.empty(self.shape).exponential_(generator=self.generator)
 
     def gumbel(self) -> Tensor:
-        """(B of all, G, D) of the Gumbel law."""
+        """Draw (B of all ranks, G, D) numbers from the standard Gumbel distribution."""
         uniform = torch.rand(self.shape, generator=self.generator)
         return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-9)))
 
     def cut(self, noise: Tensor, state: EnvState) -> Tensor:
-        """(B, G * D) of this rank's episodes, as wide as they need it."""
+        """Return the noise (B, G * D) of this rank's episodes, with G and D of their largest graph and cluster."""
         mine = noise[self.ranks.share(len(noise))]
         return mine[:, : state.data.max_nodes, : state.data.legal.shape[1]].flatten(1)
 
 
 def _label(batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, noise: _Noise) -> Labels:
-    """Simulate `count` different moves in each episode's state, or all that it has: (B, L)."""
+    """Label L = `count` different moves of each episode's state, or all of them if it has fewer."""
     log_probs, devices = distribution.log_probs, distribution.devices
     most, width = count // 2, log_probs.shape[1]
     legal = log_probs > -torch.inf
@@ -188,9 +192,21 @@ def _label(batch: InstanceBatch, state: EnvState, distribution: PairDistribution
 def greedy_pass(
     policy: nn.Module, batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
 ) -> EnvState:
-    """Most likely moves, as many in each episode as its graph has nodes: the state after the longest one.
+    """Make the most likely moves in each episode, as many as its graph has nodes, and return the final state.
 
-    Makespans and placements, at the end and the best met, of the shorter ones are those at the end of their own sweep.
+    The episodes of smaller graphs go on until the largest one ends. Yet makespan, placement, best makespan and best
+    placement of the returned state are those after as many moves as each graph has nodes.
+
+    Args:
+        policy: maps an observation to logits (V, D) and changes (V, D).
+        batch: instances of the environment.
+        config: order of the nodes, and which moves are taken back.
+        index: (B,) int64, instance of each episode.
+        placement: (B, G) int64, device of each group at the beginning.
+
+    Raises:
+        DivergedError: a logit isn't finite.
+        PolicyError: the policy doesn't return logits and changes.
     """
 
     def likeliest(data: Data) -> Tensor:
@@ -203,7 +219,7 @@ def greedy_pass(
 def random_pass(
     batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray, generator: torch.Generator
 ) -> EnvState:
-    """As `greedy_pass`, with each move drawn uniformly from the legal ones."""
+    """Do the same as `greedy_pass`, but with each move drawn uniformly from the legal moves."""
 
     def any_move(data: Data) -> Tensor:
         uniform = PairDistribution.from_logits(torch.zeros(data.legal.shape), data)
@@ -215,7 +231,7 @@ def random_pass(
 def _one_pass(
     choose: Callable[[Data], Tensor], batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
 ) -> EnvState:
-    """A sweep of moves (B,) chosen from observations."""
+    """Run one pass; see `greedy_pass`. `choose` maps an observation to action numbers (B,)."""
     state = own = reset(batch, config, index, placement)
     for _ in range(int(batch.num_groups[index].max())):
         state = step(batch, config, state, choose(state.data).numpy())

@@ -1,4 +1,4 @@
-"""Check dataclasses of settings, wherever they come from: the command line, a script, a checkpoint."""
+"""Checks of settings in dataclasses, which come from the command line, a script or a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 from placeto.ranges import Range
 
-_LARGEST = 2**63  # of whole numbers
+_LARGEST = 2**63  # the size of whole numbers must be below
 
 
 class ConfigError(ValueError):
-    """A setting out of its range; the message names it and says what would be valid."""
+    """A setting that can't be used; the message names it and says what would be valid."""
 
 
 def check_settings(settings: Any, prefix: str = "") -> None:
-    """Refuse values of another type than their field's, numbers that aren't finite, and those out of their ranges.
+    """Refuse values of another type than their field's, numbers that aren't finite, and numbers out of their range.
 
     Args:
-        settings: a dataclass, which may hold others.
-        prefix: of the names.
+        settings: an instance of a dataclass, which may contain others.
+        prefix: what is put before the names of the fields in messages.
 
     Raises:
-        ConfigError: the first such value.
+        ConfigError: there is such a value; the message is about the first one.
     """
     for name, hint, value in _fields(settings, prefix):
         if not _fits(value, hint):
@@ -37,7 +37,7 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 
 def range_of(hint: Any) -> Range:
-    """The range that is part of a type, of its items or of one of its alternatives; else that of all numbers."""
+    """Return the range that a type, its items or one of its alternatives is annotated with; else all numbers."""
     found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
     found += [range_of(part) for part in get_args(hint) if get_origin(part) is Annotated]
     return found[0] if found else Range(-math.inf, math.inf)
@@ -54,7 +54,7 @@ def _check_number(name: str, value: float, limits: Range) -> None:
 
 
 def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and value of each setting, those of inner dataclasses too."""
+    """Yield name, type and value of each setting, and of those of inner dataclasses."""
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         yield prefix + name, hint, value
@@ -63,6 +63,7 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type, or of one of its alternatives. Whole numbers are also floats."""
     hint = _plain(hint)
     if hint is Any:
         return True
@@ -77,21 +78,22 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _plain(hint: Any) -> Any:
-    """A type without its range."""
+    """Return a type without its range."""
     return hint.__origin__ if get_origin(hint) is Annotated else hint
 
 
 def _described(hint: Any) -> str:
+    """Name a type, or its alternatives, for a message."""
     hint = _plain(hint)
     kinds = tuple(map(_plain, get_args(hint))) or (hint,)
     return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
 
 
 def check_device(device: str) -> None:
-    """Refuse a device of networks that isn't here.
+    """Refuse a torch device that this machine doesn't have, or that is neither a CPU nor a CUDA GPU.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: it is such a device.
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):

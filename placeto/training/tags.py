@@ -1,4 +1,4 @@
-"""What each curve of a training run shows: one tag, one meaning, whatever is trained."""
+"""What each curve of a training run shows. A tag has the same meaning for all policies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _OF_GRAPH = "validation/end/<graph>"
 
 
 def of_graph(name: str) -> str:
-    """The tag of a validation graph's own curve.
+    """Return the tag of the curve of one validation graph, by the graph's name.
 
     >>> of_graph("nmt:validation:0")
     'validation/end/nmt:validation:0'
@@ -74,10 +74,10 @@ def of_graph(name: str) -> str:
 
 
 def meaning(tag: str) -> str:
-    """What a tag shows.
+    """Return what a tag shows.
 
     Raises:
-        ValueError: it isn't in `TAGS`.
+        ValueError: the tag isn't in `TAGS`.
     """
     known = _OF_GRAPH if tag.startswith(of_graph("")) else tag
     if known not in TAGS:
@@ -86,5 +86,5 @@ def meaning(tag: str) -> str:
 
 
 def tags_table() -> str:
-    """All tags with what they show, as a table in markdown."""
+    """Return all tags with what they show, as a table in markdown."""
     return "\n".join(["| tag | what it shows |", "|---|---|", *(f"| `{tag}` | {says} |" for tag, says in TAGS.items())])

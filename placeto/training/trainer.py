@@ -1,4 +1,4 @@
-"""The training loop: iterate, log, validate, save. `placeto.training.learners` says what an iteration does."""
+"""The training loop: iterate, log, validate, save. The learners in `placeto.training.learners` run the iterations."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from placeto.training.validation import controls, validate
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
 DEFAULT_MINUTES = 10.0
-_NOT_OVER = math.nextafter(1.0, 0.0)  # share of a training that goes on, though its time may be up by now
+_NOT_OVER = math.nextafter(1.0, 0.0)  # largest finished share that an iteration is given, even if the time is up
 
 
 class TrainingError(ValueError):
-    """A training run that can't begin or go on; the message says why."""
+    """A training run can't begin or go on; the message says why."""
 
 
 def train(
@@ -72,32 +72,32 @@ def train(
 ) -> dict[str, float]:
     """Train a policy on some problems and choose its parameters on others.
 
-    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``, and without validation problems the best
+    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``; without validation problems also the best
     placements met, ``placement-0.json`` and so on in the order of the problems. Several processes started by
-    ``torchrun`` train together; the first one alone validates, reports and writes.
+    ``torchrun`` train together. Only the first one validates, reports and writes.
 
     Args:
-        config: what to train and how.
+        config: settings of the training.
         problems: training problems by name.
-        validation: problems to choose the parameters by; none of the training problems. None = these very problems,
-            where the policy is trained for them alone.
-        initial: a checkpoint whose parameters to begin with: fine-tuning.
-        resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
-            with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
-        report: called with the finished share in 0..1 and a note, while graphs are prepared with 0 and which one it is;
-            limits in minutes count from the first iteration on.
-        measure: if given, rewards are measured step times, of training problems by their number; validation and the
-            labels of the supervised stage stay simulated. For one process.
+        validation: problems by which the parameters are chosen; none of them may be a training problem. None = the
+            training problems, for a policy that is used for these alone.
+        initial: a checkpoint with whose parameters training begins (fine-tuning).
+        resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the result is
+            bit-identical to that of an uninterrupted run on the same machine. Limits in minutes depend on the clock.
+        report: called with the finished share in 0..1 and a note; while a graph is prepared, with 0 and its name.
+        measure: returns measured step times of training problems, by which moves are then rewarded. Validation stays
+            simulated. For one process and for training without a supervised stage.
 
     Returns:
-        The last logged numbers by tensorboard tag.
+        The last logged number of each tensorboard tag.
 
     Raises:
         ConfigError: a setting out of its range.
         CurvesError: the tensorboard events can't be written.
-        TrainingError: no problem to train on or to validate on, a graph that is in both sets (be it with other names
-            or another order of ops), numbers that are not finite, or a checkpoint that can't be written; the last
-            one that was written stays.
+        TrainingError: no problem to train on or to validate on, a cluster of one device, a graph that is in both sets
+            (even with other names or another order of ops), ranks with different arguments or without an episode each,
+            numbers that are not finite, or a checkpoint that can't be written. The last checkpoint written stays.
+        PolicyError: a cluster has more devices than the policy is made for.
         BusyError: another process trains in ``config.out``.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
         RanksError: the other processes can't be reached, or one of them ended.
@@ -117,14 +117,14 @@ def train(
 
 @contextmanager
 def _own(out: str) -> Iterator[None]:
-    """Within it no other process trains in this directory."""
+    """Within it no other process can train in this directory; raises BusyError if one does."""
     Path(out).mkdir(parents=True, exist_ok=True)
     with locked(out):
         yield
 
 
 def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: bool) -> dict[str, float]:
-    """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
+    """Train on this rank; see `train`. All ranks stop together: by the first one's clock, or if any gets a signal."""
     prepared = time.perf_counter()
     config: AnyTrainConfig = run.config
     ranks, report = run.ranks, run.report
@@ -142,7 +142,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
             _restore(state, saved, config, learner)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
-    began = time.perf_counter() - state.elapsed  # the preparation is over
+    began = time.perf_counter() - state.elapsed  # seconds count from the end of the preparation
     last: dict[str, float] = {}
     at = (state.iteration, state.simulations) if resume else None
     with Curves(config.out if ranks.first else None, by_placements=True, resumed=at) as curves, StopRequest() as stop:
@@ -156,7 +156,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
             state.iteration += 1
             state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
-            over = _over(config, state)  # asked once, so that a training that ends by its minutes is validated
+            over = _over(config, state)  # once an iteration, so that the last one is validated if the minutes end it
             state.note_improvements()
             numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
             met = np.isfinite(state.elite_score)
@@ -178,8 +178,8 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
             if alone:
                 _save_placements(config, state, learner)
         final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
-        curves.settings(_flat(asdict(config)), final, state.iteration + 1)  # a run that goes on hides them
-        signal = max(ranks.gather(stop.number))  # the others wait: who ends first takes the connections with it
+        curves.settings(_flat(asdict(config)), final, state.iteration + 1)  # at a step that a resumed run hides
+        signal = max(ranks.gather(stop.number))  # ranks wait for each other here: the first to end closes connections
     if signal:
         kept = f"iteration {state.iteration} is saved in {Path(config.out) / FILE_NAME}"
         raise Interruption(signal, kept if over else f"{kept}; --resume goes on from there")
@@ -188,8 +188,8 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
 
 
 def _seen(run: Run, before: Mapping[str, Any] | None, alone: bool) -> tuple[int, dict[str, dict[str, str]]]:
-    """Devices of the largest training problem, 0 = unknown, and names by likeness of the graphs of "training" and
-    "validation"; those of the checkpoint that the parameters come from are among them.
+    """Return the most devices of a training problem (0 = unknown), and the names of the graphs by their likeness, for
+    "training" and "validation". Both include those of `before`, the checkpoint that the parameters come from.
     """
     devices = max(problem.num_devices for problem in run.problems.values())
     graphs: dict[str, dict[str, str]] = {}
@@ -204,7 +204,7 @@ def _seen(run: Run, before: Mapping[str, Any] | None, alone: bool) -> tuple[int,
 def _controls(
     learner: Learner, state: TrainState, saved: Mapping[str, Any] | None, run: Run, began: float
 ) -> dict[str, float]:
-    """The controls of a fresh state, and the seconds since then; a run that goes on has those of its beginning."""
+    """Return the controls and the seconds of preparation since `began`, by tag; a resumed run: those of its start."""
     if saved is not None:
         return dict(saved["controls"])
     run.report(0.0, "judging the untrained policy and random placements")
@@ -214,10 +214,10 @@ def _controls(
 
 @contextmanager
 def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
-    """Within it, and after it, all numbers of the training are finite.
+    """Check that losses, gradients and answers of the policy within it, and the parameters after it, are finite.
 
     Raises:
-        TrainingError: one isn't; it says what to do.
+        TrainingError: one isn't; the message says what to do.
     """
     try:
         yield
@@ -232,9 +232,8 @@ def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
 
 
 def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
-    """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated.
-
-    Likewise by simulations, else by time.
+    """Return the finished share of the training, in 0..1: of the iterations alone, if they are limited, so that the
+    run can be repeated; else of the simulations, if they are limited; else of the minutes.
     """
     if config.iterations is not None:
         return min(1.0, state.iteration / config.iterations)
@@ -244,7 +243,7 @@ def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
 
 
 def _over(config: AnyTrainConfig, state: TrainState) -> bool:
-    """Whether a limit is reached."""
+    """Return whether one of the limits is reached."""
     late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
     spent = config.simulations is not None and state.simulations >= config.simulations
     return late or spent or _share_done(config, state) >= 1.0
@@ -266,7 +265,7 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
 
 
 def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:
-    """Refuse more ranks than there are episodes to share."""
+    """Refuse more ranks than an iteration has episodes."""
     learning = config.learning
     graphs = 1 if isinstance(learning, TraversalLearningConfig) else min(learning.graphs, len(problems))
     if isinstance(learning, OneShotLearningConfig):
@@ -285,7 +284,7 @@ def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem
 
 
 def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:
-    """Refuse ranks with different arguments: they would wait for each other for ever."""
+    """Refuse ranks with different settings, problems or iterations: they would wait for each other for ever."""
     everyones = ranks.gather((asdict(config), fingerprint(learner.problems, learner.validation), state.iteration))
     other = [rank for rank, given in enumerate(everyones) if given != everyones[0]]
     if other:
@@ -296,10 +295,10 @@ def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ra
 
 
 def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:
-    """The settings to go on with from a checkpoint: its placer and policy; learning as `FINE_TUNING` says.
+    """Return settings for fine-tuning a checkpoint: its placer, policy and environment, and learning by `FINE_TUNING`.
 
     Raises:
-        CheckpointError: it holds no policy that this version knows.
+        CheckpointError: the checkpoint holds no policy that this version can load.
     """
     placer, entry = policy_of(checkpoint, path)
     with matching(path):
@@ -315,10 +314,10 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
 
 
 def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainConfig) -> None:
-    """Take the parameters of a checkpoint that validated best; one-shot policies are made less sure.
+    """Load the parameters of a checkpoint that were best in validation; logits of one-shot policies are softened.
 
     Raises:
-        CheckpointError: it holds another policy.
+        CheckpointError: the checkpoint holds another policy.
     """
     if initial["placer"] != config.placer:
         raise CheckpointError(f"can't begin with a checkpoint of the placer {initial['placer']}, not {config.placer}")
@@ -337,7 +336,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
     """Write the checkpoint.
 
     Raises:
-        TrainingError: it can't be written; it says how to go on.
+        TrainingError: it can't be written; the message says how to go on.
     """
     made_with = {
         "placer": config.placer,
@@ -355,7 +354,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
 
 
 def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
-    """Write the best placement met of each training problem, where one was met."""
+    """Write the best placement met of each training problem for which one was met."""
     for index, problem in enumerate(learner.problems.values()):
         if np.isfinite(state.elite_score[index]):
             schedule = simulate(problem, learner.best_placement(state, index))
@@ -369,9 +368,9 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     """Put a checkpoint's values into a fresh state.
 
     Raises:
-        CheckpointError: it was made with another configuration or on other problems.
+        CheckpointError: the checkpoint was made with another configuration or on other problems.
     """
-    free = {"out", "minutes", "iterations", "simulations"}  # where it is and how long it lasts may change
+    free = {"out", "minutes", "iterations", "simulations"}  # settings that may change: the folder and the limits
     if saved["placer"] != config.placer:
         raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
     old, new = _flat(saved["config"]), _flat(asdict(config))
@@ -385,12 +384,12 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
 
 
 def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:
-    """Name and hash of every problem, as the checkpoint's "problems" has them."""
+    """Return name and hash of each problem, as in the checkpoint's "problems": training, then validation."""
     return [f"{name} {problem.hash}" for part in (problems, validation) for name, problem in part.items()]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested config -> "learning.lr": value, as tensorboard's hparams wants it."""
+    """Flatten a nested config for tensorboard's hparams: names as "learning.lr"; what is no number becomes text."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

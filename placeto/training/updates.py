@@ -1,7 +1,7 @@
-"""One gradient update of a policy from an iteration's episodes or samples: supervised, PPO or REINFORCE.
+"""The gradient steps of one iteration, from its episodes or samples: supervised, PPO or REINFORCE.
 
 Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices, K samples (or
-episodes) scored together.
+episodes) scored together, A decisions of a sample.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from placeto.training.losses import (
 from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import DivergedError, Labels
 
-CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
-SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
-RANKING = 0.3  # weight of the odds of a state's moves, in addition to the errors of their changes
+CHANGE_CLIP = 0.2  # labels are clipped to this size: larger changes count as equally bad (or good)
+SMALL_CHANGE = 0.02  # the error at a label of this size weighs half as much as the error at a label of 0
+RANKING = 0.3  # weight of `listwise_loss` in the loss
 SHARPNESS, LEAST_GAIN = 3.0, 1e-3  # see `listwise_loss`
 
 
@@ -42,12 +42,24 @@ def supervised_update(
     config: LearningConfig,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Fit the predicted change of the makespan by single moves to simulated labels, one gradient step for each state.
+    """Fit the predicted changes of the makespan by single moves to labels, with one gradient step for each of `states`.
 
-    Huber loss in per cent, so that 1 % off is where it turns linear; the smaller a change, the more its error counts,
-    since moves of small changes are what a good placement leaves to choose from. Beside it stands what the policy's
-    odds say of the moves that gain most, which a search tries first. `states` are this rank's, those of several graphs
-    together in each; losses are means over all ranks'.
+    The loss is a Huber loss of the changes in per cent, which is linear for errors above 1 %, plus `listwise_loss`.
+    Errors at small labels weigh more, because from a good placement, the choice is among moves with small changes.
+    `listwise_loss` is about the moves that gain most, which a search tries first.
+
+    Args:
+        policy: the policy that is trained.
+        optimizer: the optimizer of its parameters.
+        states: for each gradient step, an observation of this rank's states and their labels, none of them `MISSING`.
+        config: the largest norm of gradients.
+        ranks: the processes that learn together; losses are means over the labels, or states, of all of them.
+
+    Returns:
+        Means over the gradient steps, by tensorboard tag.
+
+    Raises:
+        DivergedError: a gradient isn't finite.
     """
     total, steps = torch.zeros(4, dtype=torch.float64), 0
     for data, labels in states:
@@ -69,10 +81,12 @@ def supervised_update(
 
 
 def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray) -> Advantages:
-    """Rewards, returns, their baseline and advantages, each (T, B), of an iteration's episodes.
+    """Compute rewards, returns, their baseline and advantages, each (T, B), of an iteration's episodes.
+
+    The baseline is the mean return of the replicas, that is of the episodes on the same graph, at the same step.
 
     Args:
-        makespan: (T+1, B), relative, as in `Rollout`, of all ranks' episodes.
+        makespan: (T+1, B), relative, as in `Rollout`, of the episodes of all ranks.
         config: reward and discount.
         graph: (B,) training instance of each episode.
     """
@@ -85,13 +99,13 @@ def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray) -> A
 
 @dataclass(frozen=True)
 class Scored:
-    """Decisions that were made, under the policy as it is now: this rank's part of a move, or of a graph's samples."""
+    """Earlier decisions of this rank, scored by the present policy: those at one move, or in samples of one graph."""
 
-    log_prob: Tensor  # (K,), or (K, A) of A decisions of each sample
-    old: Tensor  # the same shape, under the policy that decided
+    log_prob: Tensor  # (K,) log-probabilities by the present policy, or (K, A) of the A decisions of each sample
+    old: Tensor  # the same shape, log-probabilities by the policy that made the decisions
     advantage: Tensor  # (K,) or (K, 1)
-    entropy: Tensor  # (K,)
-    weight: float  # this rank's share of what is scored together
+    entropy: Tensor  # (K,) entropies of the present policy, in nats a decision
+    weight: float  # K / number of samples (or episodes) of all ranks
 
 
 def policy_update(
@@ -105,20 +119,28 @@ def policy_update(
     entropy: float,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """PPO or REINFORCE: the one loop for moves of episodes and for samples of whole placements.
+    """Update a policy by PPO or REINFORCE, from moves of episodes or from samples of whole placements.
 
-    A gradient step takes `config.minibatch` of them; REINFORCE is on-policy, it takes all at once, and once. Losses are
-    means over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision.
+    PPO goes through the moves, or graphs, in `config.epochs` passes. Each of its gradient steps takes at least
+    `config.minibatch` of them, if there are as many. REINFORCE is on-policy: it takes all of them in one gradient step.
+    Losses are means over decisions, so that large graphs weigh as much as small ones. PPO clips the ratio of each
+    decision.
 
     Args:
-        policy: whose parameters `optimizer` changes.
-        optimizer: of them.
-        count: how many moves, or graphs, there are.
-        score: of a minibatch of their numbers to what this rank scores of each.
-        config: algorithm and its settings.
-        random: draws the order of each epoch.
+        policy: the policy whose parameters are updated.
+        optimizer: the optimizer of these parameters.
+        count: number of moves, or of graphs.
+        score: maps the numbers of a minibatch's moves, or graphs, to what this rank scores of each.
+        config: the algorithm and its settings.
+        random: draws the order of each pass.
         entropy: weight of the entropy bonus.
         ranks: the processes that learn together.
+
+    Returns:
+        Means over the gradient steps, by tensorboard tag.
+
+    Raises:
+        DivergedError: a gradient isn't finite.
     """
     ppo = config.algorithm == "ppo"
     orders = [random.permutation(count) for _ in range(config.epochs if ppo else 1)]
@@ -154,14 +176,16 @@ def policy_update(
 
 
 def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, ranks: Ranks = ALONE) -> Tensor:
-    """A step along the sum of all ranks' gradients, those there are, scaled down to a norm; returns the norm before.
+    """Make an optimizer step by the sum of all ranks' gradients, and return the norm of this sum.
+
+    A larger norm than `max_norm` is scaled down to it before the step. Parameters without a gradient stay as they are.
 
     Raises:
-        DivergedError: a gradient isn't finite; the parameters are as they were.
+        DivergedError: the norm isn't finite; the parameters are as they were.
     """
     ranks.sum_gradients(policy)
     norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
-    if not norm.isfinite():  # so it is where a loss isn't
+    if not norm.isfinite():  # also the case if a loss isn't finite
         raise DivergedError("the gradients are not finite")
     optimizer.step()
     return norm

@@ -1,4 +1,4 @@
-"""How good a policy in training is on the validation problems, compared with two controls.
+"""Validation of a policy in training on the validation problems, and the same for two controls.
 
 The controls are the policy before training, and uniformly random decisions.
 """
@@ -16,9 +16,10 @@ from placeto.training.tags import of_graph
 
 
 def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
-    """Judge the average of the last parameters on the validation problems; the best one is kept.
+    """Validate the moving average of the parameters, and keep it as the best parameters if it is the best so far.
 
-    Returns the numbers to log. Parameters are kept where the mean of what is judged by is the least so far.
+    It is the best if the mean of `Validation.judged` is the least so far. The first rank then also draws the schedule
+    of the first problem. Returns the numbers to log, by tensorboard tag, the controls among them.
     """
     with state.averaged():
         validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
@@ -43,7 +44,7 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
 
 
 def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, float]:
-    """What validation says of a policy before it is trained, and of uniformly random decisions, by tag."""
+    """Validate the policy before training, and uniformly random decisions; return the numbers to log, by tag."""
 
     def judged() -> dict[str, float]:
         untrained, (end, best_met) = learner.validate(state), learner.validate_random()

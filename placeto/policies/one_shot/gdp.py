@@ -1,9 +1,9 @@
-"""GDP: GraphSAGE embeds all ops, a Transformer-XL without positions places all of them at once.
+"""GDP: GraphSAGE embeds all units, and a Transformer-XL without positions places all of them at once.
 
 Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", 2019, arXiv 1910.01578. Units are read in
-topological order, in segments; superposition lets one set of parameters serve many graphs. Beyond the paper: messages
-go along and against the arcs with weights of their own, and devices have features, so that up to `max_devices` of any
-mix are served.
+topological order, in segments. Superposition lets one set of parameters serve many graphs. Beyond the paper, messages
+along the arcs and messages against them have weights of their own. Also beyond the paper, devices have features, so the
+policy can place on any mix of up to `max_devices` devices.
 
 Legend: U units, D devices, H hidden.
 """
@@ -41,12 +41,12 @@ class GdpConfig:
     superposition: bool = True
     """Whether dense layers are gated by the graph's embedding."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be trained on.
+    """The most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class GdpPolicy(IndependentPolicy):
-    """Embeds and places all units in one forward pass; decisions are independent given the embeddings."""
+    """The network of GDP: embeds all units in one forward pass, and decides independently, given the embeddings."""
 
     def __init__(self, config: GdpConfig) -> None:
         super().__init__(config.units, config.max_devices)
@@ -63,7 +63,7 @@ class GdpPolicy(IndependentPolicy):
         self.head = DeviceHead(hidden, config.max_devices)
 
     def forward(self, graph: OneShotInput) -> Tensor:
-        """(U, D) logits."""
+        """Return the logits (U, D)."""
         x = self.encoder(graph)
         for along, against, norm in zip(self.along, self.against, self.norms, strict=True):
             y = norm(x)
@@ -75,8 +75,8 @@ class GdpPolicy(IndependentPolicy):
 
 
 def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:
-    """GraphSAGE with max-pooling (Hamilton et al. 2017, arXiv 1706.02216), one way along the arcs."""
-    from torch_geometric.nn import SAGEConv  # it takes seconds to import
+    """Make layers of GraphSAGE with max-pooling (Hamilton et al. 2017, arXiv 1706.02216), for one way of the arcs."""
+    from torch_geometric.nn import SAGEConv  # imported here, because that takes seconds
 
     width = config.hidden
     return nn.ModuleList(SAGEConv(width, width, aggr="max", project=True, flow=flow) for _ in range(config.rounds))

@@ -1,9 +1,10 @@
-"""Grouper and placer: a feed-forward network puts each op into a group, a sequence-to-sequence network places groups.
+"""Grouper and placer: one network puts each unit into a group, and a sequence-to-sequence network places the groups.
 
 Mirhoseini et al., "A Hierarchical Model for Device Placement" (HDP), ICLR 2018; Liu et al. 2019, doi
-10.1145/3318265.3318270. One reward trains both. Beyond the papers: groups begin as stretches of the topological order
-(`prior`, a learned weight), since groups drawn at random cost so much traffic that there is little to learn from; and
-devices have features, so that up to `max_devices` of any mix are served.
+10.1145/3318265.3318270. One reward trains both networks. Beyond the papers, groups begin as stretches of the
+topological order (`prior`, a learned weight), because groups drawn at random cost so much traffic that there is little
+to learn from. Also beyond the papers, devices have features, so the policy can place on any mix of up to `max_devices`
+devices.
 
 Legend: U units, K samples, G groups, M arcs between units, D devices, H hidden, F features of a unit.
 """
@@ -45,14 +46,15 @@ class GrouperConfig:
     temperature: Temperature = 1.0
     """Logits over devices are divided by this before they are bounded."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be trained on.
+    """The most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class GrouperPolicy(OneShotPolicy):
-    """Decides a group for every unit, then a device for every group: A = U + G decisions a sample.
+    """The networks of grouper and placer: A = U + G decisions for each sample.
 
-    The device of a group without units matters to nothing: its log-probability and entropy count as 0.
+    The first decisions are the group of each unit, and then come the devices of the groups. The device of a group
+    without units has no effect: its log-probability and entropy count as 0.
     """
 
     def __init__(self, config: GrouperConfig) -> None:
@@ -70,7 +72,10 @@ class GrouperPolicy(OneShotPolicy):
 
     @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Groups of all units at once, then devices group by group, for all samples of all graphs at once."""
+        """Choose the groups of all units at once, then the devices group by group; see `OneShotPolicy.decide`.
+
+        All samples of all graphs are placed side by side.
+        """
         logits = [self._group_logits(graph) for graph in graphs]
         groups = [(row + draw).argmax(-1) for row, (draw, _) in zip(logits, noise, strict=True)]  # (K, U) each
         described = [self._describe(graph, group) for graph, group in zip(graphs, groups, strict=True)]
@@ -83,13 +88,15 @@ class GrouperPolicy(OneShotPolicy):
         return samples
 
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """A number for each unit and group, then for each group and device."""
+        """Return the shapes of the noise for one placement: (U, G) for the groups, then (G, D) for the devices."""
         return (graph.num_units, self.groups), (self.groups, graph.num_devices)
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (K, U + G) of groups and devices, and the devices' entropies (K,) over the decisions.
+        """Return log-probabilities (K, U + G) of groups and devices, and the mean entropies (K,) in nats.
 
-        Grouping has no entropy bonus: units grouped at random cost so much traffic that one device for all is best.
+        A mean entropy is the sum of the devices' entropies, divided by the number U + G of all decisions.
+        The groups' entropies are left out, so that no entropy bonus favours random groups. These cost so much traffic
+        that one device for all units would be best.
         """
         group, device = action[:, : graph.num_units], action[:, graph.num_units :]
         group_log_prob, _ = log_prob_and_entropy(self._group_logits(graph), group)
@@ -99,17 +106,18 @@ class GrouperPolicy(OneShotPolicy):
         return torch.cat([group_log_prob, log_prob], 1), entropy.sum(1) / action.shape[1]
 
     def _group_logits(self, graph: OneShotInput) -> Tensor:
-        """(U, G) logits of the grouper."""
+        """Return the logits (U, G) of the grouper, which include the prior."""
         place = torch.arange(graph.num_units, device=graph.features.device) / graph.num_units * self.groups
         centre = torch.arange(self.groups, device=place.device) + 0.5
         near = -((place[:, None] - centre) ** 2)
         return self.grouper(self.encoder(graph)) + self.prior * near
 
     def _describe(self, graph: OneShotInput, group: Tensor) -> tuple[Elements, Tensor]:
-        """Groups (K, U) as sequences for the placer, and which of them (K, G) are empty.
+        """Describe groups (K, U) as K sequences for the placer; and return which groups are empty, (K, G) bool.
 
-        A group is described by its mix of op types, the mean features of its units, their number, and how many arcs
-        go to and come from each other group.
+        The description of a group has the mean embedding of its op types, the mean features of its units, the logarithm
+        of their number, and logarithms of the numbers of arcs to and from each group. Arcs inside the group are among
+        them.
         """
         count, groups = len(group), self.groups
         units = torch.cat([type_mixture(self.types, graph), graph.features], -1)
@@ -117,7 +125,7 @@ class GrouperPolicy(OneShotPolicy):
         members = torch.bincount(slot.flatten(), minlength=count * groups).to(units.dtype)
 
         def total(values: Tensor) -> Tensor:
-            """(K * G, ...) sums over the units of each group, of values (U, ...)."""
+            """Sum values (U, ...) over the units of each group of each sample: (K * G, ...)."""
             sums = values.new_zeros(count * groups, *values.shape[1:])
             return sums.index_add(0, slot.flatten(), values.repeat(count, *(1,) * (values.dim() - 1)))
 

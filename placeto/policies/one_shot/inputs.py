@@ -1,6 +1,7 @@
-"""What one-shot policies see of a problem: tensors made once, independent of any placement.
+"""The input of one-shot policies: a problem as tensors, which are independent of any placement.
 
-A *unit* is what gets one decision: an op, a co-located set of ops, or a group of `placeto.problem.grouping`.
+A *unit* is what gets one device: an op, a co-located set of ops, a stretch of the topological order, or a group of
+`placeto.problem.grouping`.
 
 Legend: N ops, U units, M arcs between units, D devices, T buckets of op types.
 """
@@ -24,16 +25,17 @@ from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
 
 UnitKind = Literal["groups", "few", "paper", "ops"]
-FEW_GROUPS = 100  # so many are few
-STRETCHES = 32  # of a graph that has more
+FEW_GROUPS = 100  # units "few" are the groups if there are at most this many
+STRETCHES = 32  # otherwise they are this many stretches of the topological order
 TYPE_BUCKETS = 128
-NEIGHBOURS = 6  # producers, and as many consumers, of the adjacency features
+NEIGHBOURS = 6  # producers in the adjacency features of a unit, and also consumers
 UNIT_FEATURES = (
     "time", "share", "flops", "outputs", "parameters", "transfer", "ops", "producers", "consumers", "position", "tail",
     "cos2", "cos4", "sin4", "cos8", "sin8",
 )  # fmt: skip
-"""Sizes, degrees and times; place in the order, time that must follow; the unit's number modulo 2, 4 and 8 as an angle,
-by which a policy tells apart units that are alike, and can take turns between devices."""
+"""Features of a unit. They are its sizes, degrees and times, its position in the order, and the time that must follow
+(`tail`). The last ones are the unit's number modulo 2, 4 and 8 as an angle. By these a policy can tell units with
+otherwise equal features apart, and can place them on devices in turn."""
 DEVICE_FEATURES = ("speed", "memory", "bandwidth")
 
 
@@ -44,12 +46,12 @@ class OneShotInput:
     unit: Tensor  # (N,) int64, unit of each op
     op_type: Tensor  # (N,) int64 in 0..T-1, a hash of the op's type
     features: Tensor  # (U, len(UNIT_FEATURES)) float32: logarithms of sizes and degrees, shares of time
-    neighbours: Tensor  # (U, 2 * NEIGHBOURS) float32, place of producers and consumers in 0..1, -1 = none
-    edges: Tensor  # (2, M) int64, who feeds whom
-    producers: Tensor  # (U, NEIGHBOURS) int64, the producers with the largest tensors, 0 where there is none
-    shares: Tensor  # (U, NEIGHBOURS) float32, share of their bytes; 0 where there is none, or it is a later unit
-    work: Tensor  # (U,) float32, share of the graph's mean time
-    pair: Tensor  # (U, D) float32, logarithm of the time on each device, less that of the mean
+    neighbours: Tensor  # (U, 2 * NEIGHBOURS) float32, positions of producers and consumers in 0..1, -1 = none
+    edges: Tensor  # (2, M) int64, source and target unit of each arc
+    producers: Tensor  # (U, NEIGHBOURS) int64, the earlier units that send most to each; 0 in places that are left
+    shares: Tensor  # (U, NEIGHBOURS) float32, share of each of these in the bytes of all of them; 0 in places left
+    work: Tensor  # (U,) float32, share of the graph's time, a mean over devices
+    pair: Tensor  # (U, D) float32, logarithm of (time on each device / mean over devices), in -5..5
     device: Tensor  # (D, len(DEVICE_FEATURES)) float32
 
     @property
@@ -63,13 +65,17 @@ class OneShotInput:
         return len(self.device)
 
     def to(self, device: str | torch.device) -> OneShotInput:
-        """The same on another torch device."""
+        """Return a copy whose tensors are on another torch device."""
         return OneShotInput(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @lru_cache(maxsize=1024)
 def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
-    """Describe a problem for one-shot policies; cached."""
+    """Describe a problem for one-shot policies, whose units are of a kind of `decision_units`; cached.
+
+    Raises:
+        TypeError: `problem` is no `PlacementProblem`.
+    """
     check_problem(problem)
     graph, cluster = problem.graph, problem.cluster
     unit = decision_units(problem, kind)
@@ -129,18 +135,22 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
 
 @lru_cache(maxsize=4096)
 def type_bucket(op_type: str) -> int:
-    """Number of an op type in 0..T-1, the same in every process; types never seen in training share buckets too."""
+    """Return the bucket of an op type, in 0..T-1: a hash that is the same in every process, also of unknown types."""
     return zlib.crc32(op_type.encode()) % TYPE_BUCKETS
 
 
 def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
-    """(N,) int64, which ops are decided together.
+    """Return the unit of each op, (N,) int64. Units are numbered by their first op in topological order.
 
-    "groups": those of `placeto.problem.grouping`. "ops": each op alone, but for what must stay together and for
-    ops of no cost, which join a producer or their first consumer. "paper": the rule of Mirhoseini et al. 2017 (arXiv
-    1706.04972, section 3.3) on top of that: what is used by one unit only joins that unit, until nothing changes.
-    "few": groups if there are at most 100, as of recurrent networks, whose calls are joined; else the units of "ops" in
-    topological order, cut into 32 stretches of as many each.
+    The kinds of units are:
+
+    - "groups": the groups of `placeto.problem.grouping`.
+    - "ops": each op alone. But ops that must stay together are one unit, and an op of no cost joins the producer of its
+      largest input, or else its first consumer.
+    - "paper": the units of "ops", joined by the rule of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.3): a unit
+      whose outputs only one other unit reads joins that unit. This is repeated until nothing changes.
+    - "few": the groups if there are at most 100, as in recurrent networks, whose calls are joined. Otherwise the units
+      of "ops" in topological order, cut into 32 stretches of equally many units, if there are more than 32.
     """
     graph = problem.graph
     if kind in ("groups", "few"):
@@ -164,7 +174,7 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
 
 
 def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of ops that stay together whatever the kind of unit."""
+    """Return pairs of ops that stay together in all units but groups, as two arrays of equally many ops."""
     graph = problem.graph
     one: list[int] = []
     other: list[int] = []
@@ -187,14 +197,17 @@ def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merge(unit: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Units after joining pairs of them."""
+    """Join pairs of units: return the new unit of each op, (N,), from units (N,) and the two units of each pair."""
     count = int(unit.max()) + 1
     links = coo_matrix((np.ones(len(one)), (one, other)), (count, count))
     return connected_components(links, directed=False)[1].astype(np.int64)[unit]
 
 
 def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Arcs between different units, each once: sources, destinations, and bytes (a tensor counts once an arc)."""
+    """Return the arcs between different units, each once: sources (M,), targets (M,) and bytes (M,).
+
+    A tensor that an arc's target reads several times counts once.
+    """
     src, dst = unit[graph.edge_src], unit[graph.edge_dst]
     crossing = src != dst
     tensors = np.unique(np.stack([src[crossing], dst[crossing], graph.edge_tensor[crossing]]), axis=1)
@@ -206,9 +219,10 @@ def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
-    """(U, 2 * NEIGHBOURS) places of the producers and consumers with the largest tensors; -1 where there is none.
+    """Return (U, 2 * NEIGHBOURS) float32: positions, in 0..1, of producers and consumers of each unit.
 
-    The adjacency features of the grouper of Mirhoseini et al. 2018 ("A Hierarchical Model for Device Placement").
+    They are those that exchange most bytes with the unit; -1 where there are fewer. These are the adjacency features of
+    the grouper of Mirhoseini et al. 2018 ("A Hierarchical Model for Device Placement").
     """
     table = np.full((count, 2 * NEIGHBOURS), -1.0, np.float32)
     for offset, (mine, theirs) in ((0, (dst, src)), (NEIGHBOURS, (src, dst))):
@@ -221,7 +235,10 @@ def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) 
 
 
 def _producers(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(U, NEIGHBOURS) earlier units that send most to each, and the shares (U, NEIGHBOURS) of their bytes."""
+    """Return the earlier units (U, NEIGHBOURS) that send most to each unit, and the share of each in their bytes.
+
+    Both are 0 where there are fewer such units. A byte is added to each arc, so that arcs without bytes count, too.
+    """
     table, shares = np.zeros((count, NEIGHBOURS), np.int64), np.zeros((count, NEIGHBOURS), np.float32)
     earlier = src < dst
     src, dst, size = src[earlier], dst[earlier], size[earlier] + 1.0

@@ -1,6 +1,7 @@
-"""Layers of the one-shot policies: embeddings of units, logits over devices.
+"""Layers of the one-shot policies: embeddings of units, logits over devices, and noise.
 
-Legend: N ops, U units, D devices, H hidden, T buckets of op types, K samples.
+Legend: N ops, U units, D devices, H hidden, T buckets of op types, K samples, A decisions of a sample, W width of a
+type's embedding, F features of a pair.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TYPE_WIDTH = 16
 
 
 class UnitEncoder(nn.Module):
-    """Embeds units from the types of their ops, their sizes and their neighbours: (U, H)."""
+    """Embeds units by the types of their ops, their features and their neighbours: (U, H)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -25,24 +26,25 @@ class UnitEncoder(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, graph: OneShotInput) -> Tensor:
-        """(U, H) embeddings."""
+        """Return the embeddings (U, H) of the graph's units."""
         kinds = type_mixture(self.types, graph)
         return self.norm(self.mlp(torch.cat([kinds, graph.features, graph.neighbours], -1)))
 
 
 def type_mixture(types: nn.Embedding, graph: OneShotInput) -> Tensor:
-    """(U, W) mean embedding of the types of each unit's ops: their histogram times the embedding table."""
+    """Return (U, W) the mean embedding of the types of each unit's ops."""
     count = torch.bincount(graph.unit, minlength=graph.num_units).to(types.weight.dtype)
     total = types.weight.new_zeros(graph.num_units, types.embedding_dim)
     return total.index_add(0, graph.unit, types(graph.op_type)) / count[:, None]
 
 
 class DeviceHead(nn.Module):
-    """Logits over devices: the query times each device's embedding, plus weights of what is known of each pair.
+    """Logits over devices: the product of a query and a device's embedding, plus a weighted sum of the pair's features.
 
-    A device's embedding is made of its number, which tells equal devices apart, and its features. The last layer
-    begins small, so that an untrained policy is close to uniform. With a `bound` logits x become
-    bound * tanh(x / temperature), so that no choice gets certain (Bello et al. 2017, arXiv 1611.09940).
+    The query and the weights are linear in x. A device's embedding is the sum of an embedding of its number, which
+    tells equal devices apart, and of its features. The layers of the query and of the weights begin with small numbers,
+    so that an untrained policy is nearly uniform. With a `bound`, a logit z becomes bound * tanh(z / temperature), so
+    that no decision gets certain (Bello et al. 2017, arXiv 1611.09940).
     """
 
     def __init__(
@@ -59,32 +61,35 @@ class DeviceHead(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def embeddings(self, graph: OneShotInput) -> Tensor:
-        """(D, H) embeddings of the cluster's devices."""
+        """Return the embeddings (D, H) of the cluster's devices."""
         return self.number.weight[: graph.num_devices] + self.features(graph.device)
 
     @torch.no_grad()
     def soften(self, temperature: float) -> None:
-        """Divide all logits by a temperature, for good."""
+        """Divide all logits, before they are bounded, by a temperature, by changing parameters."""
         for parameter in (*self.query.parameters(), *self.pair.parameters()):
             parameter.div_(temperature)
 
     def forward(self, x: Tensor, devices: Tensor, pair: Tensor) -> Tensor:
-        """Logits (..., D) of queries (..., H); `devices` (..., D, H) embeddings, `pair` (..., D, P) features."""
+        """Return logits (..., D) for x (..., H), embeddings `devices` (..., D, H) and features `pair` (..., D, F)."""
         logits = self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]
         return self.bound * torch.tanh(logits / self.temperature) if self.bound else logits
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:
-    """What makes `argmax(logits + noise)` a draw from the softmax of the logits; zeros without a generator."""
+    """Draw Gumbel noise of a shape, with which `argmax(logits + noise)` is a draw from the softmax of the logits.
+
+    Without a generator the noise is 0. The tensor has the device and type of `like`.
+    """
     if generator is None:
         return like.new_zeros(shape)
     return -torch.log(-torch.log(uniform(shape, generator, like).clamp(1e-9, 1 - 1e-7)))
 
 
 def log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (K, A) of actions (K, A) under logits (K, A, D), and their entropies (K, A), in nats.
+    """Return log-probabilities (K, A) of actions (K, A) under logits (K, A, D), and entropies (K, A) in nats.
 
-    Logits (A, D) are the same for all K.
+    The entropies are those of the distributions. Logits may also be (A, D), the same for all K samples.
     """
     log_probs = torch.log_softmax(logits, -1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)

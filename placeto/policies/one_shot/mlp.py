@@ -1,7 +1,7 @@
-"""A control for the one-shot placers: the same small network places every unit, by what the unit itself is.
+"""A control for the one-shot placers: one small network places each unit by the features of this unit alone.
 
-It has neither messages nor attention nor an order of decisions. What another policy does no better than this one, it
-doesn't owe to its graph network, its attention or its groups.
+It has no messages, no attention and no order of decisions. Where another policy is no better than this one, its graph
+network, its attention and its groups gain nothing.
 
 Legend: U units, D devices.
 """
@@ -29,12 +29,12 @@ class MlpConfig:
     hidden: Width = 64
     """Width of the layers."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be trained on.
+    """The most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class MlpPolicy(IndependentPolicy):
-    """Three dense layers over a unit's types and features, then logits over devices."""
+    """The network of the control: two dense layers over a unit's types and features, then logits over devices."""
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__(config.units, config.max_devices)
@@ -44,6 +44,6 @@ class MlpPolicy(IndependentPolicy):
         self.head = DeviceHead(config.hidden, config.max_devices)
 
     def forward(self, graph: OneShotInput) -> Tensor:
-        """(U, D) logits."""
+        """Return the logits (U, D)."""
         x = self.norm(self.mlp(torch.cat([type_mixture(self.types, graph), graph.features], -1)))
         return self.head(x, self.head.embeddings(graph), graph.pair[..., None])

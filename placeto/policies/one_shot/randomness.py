@@ -1,4 +1,4 @@
-"""Random numbers of one-shot policies, alike for one process and for several that share the samples."""
+"""Random numbers of one-shot policies: the same for one process and for several ranks that divide the samples."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SharedGenerator:
-    """A generator that all ranks have alike: it draws for all rows, and this rank keeps its own."""
+    """A generator with the same state on all ranks. Each rank draws the rows of all ranks and keeps its own rows."""
 
     generator: torch.Generator
-    rows: slice  # this rank's
-    total: int  # rows of all ranks
+    rows: slice  # the rows of this rank
+    total: int  # number of rows of all ranks
 
 
 Randomness = torch.Generator | SharedGenerator
 
 
 def uniform(shape: Sequence[int], generator: Randomness, like: Tensor) -> Tensor:
-    """Uniform random numbers in 0..1, of the device and type of `like`; of a shared generator this rank's rows."""
+    """Draw uniform random numbers in 0..1 of a shape, with the device and type of `like`.
+
+    With a `SharedGenerator`, the rows are those of this rank, and the first number of the shape is ignored.
+    """
     if isinstance(generator, SharedGenerator):
         return uniform((generator.total, *shape[1:]), generator.generator, like)[generator.rows]
     return torch.rand(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)

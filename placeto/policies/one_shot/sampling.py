@@ -1,4 +1,4 @@
-"""Placing one graph with a trained one-shot policy: its most likely placement, samples of it, search for what is left.
+"""Placing one graph with a trained one-shot policy: its most likely placement, then samples of it, then annealing.
 
 Legend: N ops, U units, K samples.
 """
@@ -23,17 +23,19 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate
 
-SAMPLES = 16  # drawn at once
-SHARE = 0.25  # of the budget spent on samples
+SAMPLES = 16  # samples that are drawn at once
+SHARE = 0.25  # share of the budget that goes to samples, after the heuristics and the most likely placement
 
 
 class SamplingPlacer(LearnedPlacer):
     """A trained one-shot policy as a placer.
 
-    Without a budget its most likely placement is the result: the policy's zero-shot answer, one simulation; if it
-    doesn't fit into memory it is repaired, with a few simulations more. With a budget, the cheap heuristics are tried
-    too, a quarter of it goes to samples of the policy, and the rest to annealing from the best placement met: as with
-    the other learned placers, never worse than the best cheap one.
+    Without a budget, the result is the policy's most likely placement, its zero-shot answer. This takes one simulation.
+    If the placement doesn't fit into memory, it is repaired with a few more simulations.
+
+    With a budget, the constructive placers come first, and then the most likely placement. A quarter of what is left
+    goes to samples of the policy, and the rest to annealing from the best placement met. So the result is never worse
+    than the best constructive placement.
     """
 
     def __init__(self, policy: OneShotPolicy, name: str = "", most_devices: float = math.inf) -> None:
@@ -43,11 +45,11 @@ class SamplingPlacer(LearnedPlacer):
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Samples and search within a budget; see the class."""
+        """Place a graph by samples and annealing within a budget; see the class."""
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()
-        if simulations is None and seconds is None:  # nothing here needs groups, which take long for large graphs
+        if simulations is None and seconds is None:  # no groups are made here: grouping a large graph takes long
             schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
             took, span = time.perf_counter() - began, schedule.makespan_us
             if schedule.fits:
@@ -72,17 +74,21 @@ class SamplingPlacer(LearnedPlacer):
     def _placements(
         self, graph: OneShotInput, unit: np.ndarray, count: int, generator: torch.Generator | None
     ) -> np.ndarray:
-        """(K, N) placements of ops."""
+        """Draw K = `count` placements (K, N) of ops; without a generator they are the most likely one."""
         return self.policy.sample(graph, count, generator).placement.cpu().numpy()[:, unit]
 
     def _search(self, evaluator: Evaluator, seed: int) -> None:
-        """Anneal from the best placement, brought to groups."""
+        """Anneal from the best placement of groups, after the best placement was rounded to groups."""
         round_best(evaluator)
         if not evaluator.exhausted:
             annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
 
 
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
-    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    """Make a placer from a checkpoint and a policy with its settings, with the parameters that were best in validation.
+
+    Raises:
+        RuntimeError: the parameters aren't those of the policy.
+    """
     policy.load_state_dict(checkpoint["best_parameters"])
     return SamplingPlacer(policy, checkpoint["placer"], trained_devices(checkpoint))

@@ -1,4 +1,4 @@
-"""Attention over long sequences in segments, and dense layers gated by a graph's embedding.
+"""Attention over long sequences in segments, and dense layers gated by a graph's embedding, the condition.
 
 Legend: U elements, S segments, L elements of a segment, H hidden, C width of the condition.
 """
@@ -16,8 +16,9 @@ class SuperposedLinear(nn.Module):
 
     .. math:: y = W (c(g) \odot x) + b
 
-    One set of weights serves many kinds of graphs: the gate chooses which of them a graph uses (Cheung et al. 2019,
-    arXiv 1902.05522; in GDP, Zhou et al. 2019, arXiv 1910.01578). Gates begin at 1. Without a condition, plain.
+    One set of weights serves many kinds of graphs: the gate c chooses which of the weights a graph uses (Cheung et al.
+    2019, arXiv 1902.05522; in GDP, Zhou et al. 2019, arXiv 1910.01578). Gates begin at 1. If the width of the condition
+    is 0, this is a plain dense layer.
 
     Shapes: ``x`` (..., in), ``condition`` (C,) -> (..., out).
     """
@@ -31,16 +32,16 @@ class SuperposedLinear(nn.Module):
             nn.init.zeros_(self.gate.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output (..., out)."""
         return self.linear(x if self.gate is None else x * (2.0 * torch.sigmoid(self.gate(condition))))
 
 
 class SegmentLayer(nn.Module):
     """A layer of Transformer-XL (Dai et al. 2019, arXiv 1901.02860) without positions and without a causal mask.
 
-    An element attends to its own segment and to the one before, whose states are cached: no gradient flows into them.
-    Layers one above the other look further back. Since a layer's input is known for all segments at once, segments
-    are worked on side by side, `SEGMENTS_AT_ONCE` at a time: attention takes memory in proportion to L, not to U.
+    An element attends to its own segment and to the one before. No gradient flows into the states of the segment
+    before. With several layers, elements attend to segments further back. A layer's input is known for all segments, so
+    `SEGMENTS_AT_ONCE` segments are computed at a time. The memory for attention is proportional to L, not to U.
 
     Shapes: ``x`` (U, H), ``condition`` (C,) -> (U, H).
     """
@@ -56,12 +57,13 @@ class SegmentLayer(nn.Module):
         self.narrow = SuperposedLinear(2 * hidden, hidden, condition)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """(U, H) states of the next layer."""
+        """Return the states (U, H) after this layer."""
         x = x + self.out(self._attend(self.norm(x), condition), condition)
         y = torch.relu(self.widen(self.feed_norm(x), condition))
         return x + self.narrow(y, condition)
 
     def _attend(self, y: Tensor, condition: Tensor) -> Tensor:
+        """Return what elements y (U, H) read from their own segment and the one before: (U, H)."""
         length, hidden = y.shape
         size = min(self.segment, length)
         segments = -(-length // size)
@@ -81,5 +83,5 @@ class SegmentLayer(nn.Module):
         return torch.cat(parts).flatten(0, 1)[:length]
 
     def _split(self, x: Tensor) -> Tensor:
-        """(S, L, H) -> (S, heads, L, H / heads)."""
+        """Split the heads of attention: (S, L, H) -> (S, heads, L, H / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -1,10 +1,10 @@
-"""The sequence-to-sequence placer: ops co-located first, then one device after another by an LSTM with attention.
+"""The sequence-to-sequence placer: an LSTM with attention chooses the devices of units, one after another.
 
 Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning" (ColocRL), ICML 2017, arXiv 1706.04972.
-Units are embedded from op types, sizes and neighbours and read in topological order. Beyond the paper: devices have
-features, so that up to `max_devices` of any mix are served; the decoder reads the encoder's output of the unit that it
-places; groups of ops, or stretches of the topological order, are the default in place of the paper's
-rule of co-location.
+Units are embedded by op types, sizes and neighbours, and read in topological order. Beyond the paper, devices have
+features, so the policy can place on any mix of up to `max_devices` devices; and the decoder reads the encoder's output
+for the unit that it places. The default units are groups of ops, or stretches of the topological order, in place of the
+paper's co-located ops.
 
 Legend: U units, K samples, D devices, H hidden.
 """
@@ -40,12 +40,12 @@ class Seq2SeqConfig:
     normalised: bool = True
     """Whether logits are computed from the normalised output of the decoder, or from its hyperbolic tangent."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be trained on.
+    """The most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class Seq2SeqPolicy(OneShotPolicy):
-    """Encoder and decoder over all units of a graph."""
+    """The network of the sequence-to-sequence placer: encoder and decoder over all units of a graph."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config.units, config.max_devices)
@@ -54,17 +54,17 @@ class Seq2SeqPolicy(OneShotPolicy):
 
     @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Placements unit by unit, all samples of all graphs at once."""
+        """Choose devices unit by unit, for all samples of all graphs side by side; see `OneShotPolicy.decide`."""
         drawn = self.placer.sample([self._elements(graph) for graph in graphs], [each for (each,) in noise])
         return [Sample(action, log_prob, action) for action, log_prob in drawn]
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""
+        """Return log-probabilities (K, U) and mean entropies (K,) in nats, without a loop over units."""
         log_prob, entropy = self.placer.score(self._elements(graph), action)
         return log_prob, entropy.mean(-1)
 
     def _elements(self, graph: OneShotInput) -> Elements:
-        """The units as one sequence."""
+        """Return the graph's units as one sequence, B = 1."""
         return Elements(
             x=self.encoder(graph)[None],
             devices=self.placer.head.embeddings(graph),

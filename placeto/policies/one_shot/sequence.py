@@ -1,7 +1,7 @@
 """A sequence-to-sequence network that chooses a device for each element of a sequence.
 
-Legend: B sequences, K samples (C of each sequence), U elements, S of them, P producers, D devices, H hidden,
-A attention width.
+Legend: B sequences, K samples (C of each sequence), U elements, S elements computed at a time, P producers, D devices,
+H hidden, A attention width, F features of a pair of an element and a device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from placeto.policies.one_shot.layers import DeviceHead, log_prob_and_entropy
 
 ATTENTION_WIDTH = 32
-PAIR_FEATURES = 3  # time, share of the inputs made there, load
-_MOST = 2**25  # numbers in the attention's largest tensor
+PAIR_FEATURES = 3  # time, share of the element's inputs made on the device, load of the device less the mean
+_MOST = 2**25  # largest size of attention's largest tensor, in numbers
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,22 @@ class Elements:
 
     x: Tensor  # (B, U, H) embeddings
     devices: Tensor  # (D, H) embeddings of the devices, from the head
-    time: Tensor  # (B, U, D), logarithm of the time on each device, less that of the mean
+    time: Tensor  # (B, U, D), logarithm of (time on each device / mean over devices)
     work: Tensor  # (B, U), share of the sequence's work, times D
-    producers: Tensor  # (B, U, P) int64, earlier elements
-    shares: Tensor  # (B, U, P), share of each in what the element reads; 0 = no producer
+    producers: Tensor  # (B, U, P) int64, earlier elements that each element reads
+    shares: Tensor  # (B, U, P), share of each producer in what the element reads; 0 = no producer
 
 
 class SequencePlacer(nn.Module):
-    """LSTM encoder, LSTM decoder with content attention, embeddings of chosen devices fed back.
+    """An LSTM encoder, and an LSTM decoder with content attention that reads the devices it has chosen.
 
-    At step i the decoder reads the device of element i - 1 and the encoder's output for element i. Attention is
-    multiplicative (Luong et al. 2015, arXiv 1508.04025), since additive attention takes ten times as long. Its query
-    is the decoder's output, so that the log-probabilities of a given sequence need no loop. The encoder reads the
-    sequence both ways. With `feedback` the decoder also sees which devices the element's inputs come from, and how
-    much work each device has so far. The head reads the hyperbolic tangent of the decoder's output, or its normalised
-    output. `bound` and `temperature` are those of `DeviceHead`.
+    At step i the decoder reads the embedding of the device of element i - 1 and the encoder's output for element i.
+    Attention is multiplicative (Luong et al. 2015, arXiv 1508.04025), because additive attention takes ten times as
+    long. Its query is the decoder's output, so that the log-probabilities of a given sequence need no loop. The encoder
+    reads the sequence both ways. With `feedback`, the head also reads the share of the element's inputs made on each
+    device, and each device's load: the work that it has so far, less the mean over devices. The head reads a hidden
+    state that is computed from the output of the decoder and of attention. The state goes through layer normalisation
+    with `normalised`, through a hyperbolic tangent without. `bound` and `temperature` are those of `DeviceHead`.
     """
 
     def __init__(
@@ -64,13 +65,17 @@ class SequencePlacer(nn.Module):
         self.head = DeviceHead(hidden, max_devices, PAIR_FEATURES if feedback else 1, bound, temperature)
 
     def sample(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """For each of some graphs K sequences of devices, element by element, and log-probabilities: (K, U) each.
+        """Choose devices, element by element, for K samples of each graph.
 
-        Graphs with as many samples and devices as one another are worked on side by side.
+        Graphs with equally many samples for each sequence and equally many devices are computed side by side.
 
         Args:
             parts: B sequences of each graph.
-            noise: (K, U, D) of each graph, K a multiple of its B, added to the logits before the largest is chosen.
+            noise: (K, U, D) for each graph, where K is a multiple of its B. It is added to the logits, and the device
+                with the largest sum is chosen.
+
+        Returns:
+            For each graph devices (K, U) int64 and their log-probabilities (K, U).
         """
         alike: dict[tuple[int, int], list[int]] = {}
         for i, (part, each) in enumerate(zip(parts, noise, strict=True)):
@@ -81,11 +86,12 @@ class SequencePlacer(nn.Module):
         return [answers[i] for i in range(len(parts))]
 
     def _side_by_side(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Do what `sample` does, for graphs with equally many samples for each sequence and equally many devices."""
         counts, lengths = [len(part.x) for part in parts], [part.x.shape[1] for part in parts]
         length, count, copies = max(lengths), sum(counts), len(noise[0]) // counts[0]
 
         def together(tensors: Sequence[Tensor]) -> Tensor:
-            """(B, U, ...) of all graphs, with zeros at the end of the shorter ones."""
+            """Concatenate tensors (B, U, ...) of all graphs, with zeros at the end of the shorter sequences."""
             return torch.cat([pad(x, (0, 0) * (x.dim() - 2) + (0, length - x.shape[1])) for x in tensors])
 
         memory = together([self.encoder(part.x)[0] for part in parts])
@@ -126,7 +132,7 @@ class SequencePlacer(nn.Module):
         return [(a[:, :size], p[:, :size]) for a, p, size in pieces]
 
     def score(self, part: Elements, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (K, U) of given sequences (K, U), and entropies (K, U)."""
+        """Return log-probabilities (K, U) of given devices (K, U), and entropies (K, U) in nats."""
         memory = self.encoder(part.x)[0]
         keys = self.key(memory)
         (count, length), blocks = action.shape, len(part.x)
@@ -140,14 +146,14 @@ class SequencePlacer(nn.Module):
         parts = []
         for i in range(0, length, steps):
             given = output[:, :, i : i + steps], keys, memory, absent, devices, pair[:, :, i : i + steps]
-            if steps < length:  # one part's attention in memory at a time, in the backward pass too
+            if steps < length:  # so only one part's attention is in memory, in the backward pass, too
                 parts.append(checkpoint(self._logits, *given, use_reentrant=False))
             else:
                 parts.append(self._logits(*given))
         return log_prob_and_entropy(torch.cat(parts, 2).flatten(0, 1), action)
 
     def _pairs(self, part: Elements, action: Tensor) -> Tensor:
-        """(B, C, U, D, P) features of pairs, for given sequences (B, C, U)."""
+        """Return the features (B, C, U, D, F) of pairs for given devices (B, C, U)."""
         copies = action.shape[1]
         number = len(part.devices)
         time = part.time[:, None, :, :, None].expand(-1, copies, -1, -1, -1)
@@ -164,10 +170,10 @@ class SequencePlacer(nn.Module):
     def _logits(
         self, output: Tensor, keys: Tensor, memory: Tensor, absent: Tensor, devices: Tensor, pair: Tensor
     ) -> Tensor:
-        """Logits (B, C, S, D) for outputs (B, C, S, H) of the decoder.
+        """Return the logits (B, C, S, D) for outputs (B, C, S, H) of the decoder.
 
-        keys (B, U, A), memory (B, U, H), absent (B, U) with -inf for no element, devices (B, D, H),
-        pair (B, C, S, D, P).
+        The other arguments are `keys` (B, U, A), `memory` (B, U, H), `absent` (B, U), -inf where a sequence has no
+        element and else 0, `devices` (B, D, H) and `pair` (B, C, S, D, F).
         """
         shape, output, pair = output.shape[:3], output.flatten(1, 2), pair.flatten(1, 2)  # batched products copy less
         match = self.query(output) @ keys.transpose(-1, -2) + absent[:, None]  # (B, C * S, U)

@@ -1,4 +1,4 @@
-"""How each kind of policy learns: one learner for each kind, which `placeto.training.trainer` calls.
+"""Learners: one for each kind of policy, whose iterations `placeto.training.trainer` runs.
 
 Input: problems and a config. A learner makes a policy, improves it in iterations, and validates it.
 """
@@ -19,4 +19,4 @@ LEARNERS: dict[str, Callable[[Run], Learner]] = {
     "traversal": TraversalLearner,
     "one-shot": OneShotLearner,
 }
-"""Kind of policy -> learner."""
+"""Kind of policy -> class of its learner."""

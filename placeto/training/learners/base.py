@@ -1,4 +1,4 @@
-"""What the training loop needs of a learner: its state, an iteration, a validation; and what all learners share.
+"""The interface of a learner for the training loop: state, iterations, validation; and functions of all learners.
 
 Legend: C problems, W decisions of the largest problem (groups, or ops), N ops.
 """
@@ -22,38 +22,38 @@ from placeto.training.learners.replay import Replay
 from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import Stopwatch
 
-RANDOM = 4  # random passes, or placements, of each validation problem
+RANDOM = 4  # number of random passes, or random placements, of each validation problem
 Prepared = TypeVar("Prepared")
 Report = Callable[[float, str], None]
-"""Told the finished share of a training, in 0..1, and a note."""
+"""A function of the finished share of a training, in 0..1, and a note, which shows the progress."""
 
 
 @dataclass(eq=False)
 class TrainState:
-    """What changes while training, all of it in the checkpoint."""
+    """State of a training run. The checkpoint has all of it."""
 
     policy: nn.Module
     optimizer: torch.optim.Optimizer
     torch_random: torch.Generator
     random: np.random.Generator
     elite: np.ndarray  # (C, W) int64, best placement of each training problem met so far
-    elite_score: np.ndarray  # (C,) float64, its penalised makespan relative to the best single device
-    iteration: int = 0
-    simulations: int = 0
-    elapsed: float = 0.0  # seconds
-    best_validation: float = np.inf
-    best_parameters: dict[str, Tensor] = field(default_factory=dict)
-    average: dict[str, Tensor] = field(default_factory=dict)  # of the parameters after the last iterations
-    replay: Replay | None = None  # labelled states that are remembered
-    history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
+    elite_score: np.ndarray  # (C,) float64, its penalised makespan relative to the best single device; inf if none
+    iteration: int = 0  # iterations so far
+    simulations: int = 0  # placements simulated so far
+    elapsed: float = 0.0  # seconds since the first iteration began
+    best_validation: float = np.inf  # least mean of `Validation.judged` so far
+    best_parameters: dict[str, Tensor] = field(default_factory=dict)  # with that validation; {} before the first one
+    average: dict[str, Tensor] = field(default_factory=dict)  # moving average of the parameters after each iteration
+    replay: Replay | None = None  # remembered states; None = none are remembered
+    history: dict[int, Tensor] = field(default_factory=dict)  # earlier rounds for the reward baseline, by problem
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
-    controls: dict[str, float] = field(default_factory=dict)  # what doesn't change while training, by tag
-    devices: int = 0  # of the largest cluster that the policy has learned on, 0 = unknown
+    controls: dict[str, float] = field(default_factory=dict)  # numbers of the controls, by tag; they don't change
+    devices: int = 0  # devices of the largest cluster that the policy was trained on, 0 = unknown
     graphs: dict[str, dict[str, str]] = field(default_factory=dict)  # "training", "validation": names by likeness
 
     def average_parameters(self, decay: float) -> None:
-        """Let the moving average follow the parameters; it forgets as much as `decay` says, at first more."""
+        """Update the moving average with the present parameters. In the first iterations the decay is smaller."""
         now, count = self.policy.state_dict(), self.iteration
         kept = min(decay, (count - 1) / (count + 1))
         old = self.average or now
@@ -61,7 +61,7 @@ class TrainState:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within it the policy has the moving average for its parameters."""
+        """Within it the policy's parameters are their moving average; afterwards they are as before."""
         own = {name: value.clone() for name, value in self.policy.state_dict().items()}
         self.policy.load_state_dict(self.average or own)
         try:
@@ -70,7 +70,10 @@ class TrainState:
             self.policy.load_state_dict(own)
 
     def saved(self) -> dict[str, Any]:
-        """All of it, for a checkpoint; without a validation so far the best parameters are the latest."""
+        """Return the state for a checkpoint, without `devices` and `graphs`, which the trainer adds.
+
+        Before the first validation, the best parameters are the latest ones.
+        """
         return {
             "parameters": self.policy.state_dict(),
             "best_parameters": self.best_parameters or self.policy.state_dict(),
@@ -90,16 +93,20 @@ class TrainState:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `saved` gave."""
+        """Restore the state that `saved` returned, but for the controls.
+
+        Raises:
+            CheckpointError: it has other random generators than this state.
+        """
         self.policy.load_state_dict(saved["parameters"])
         self.average = dict(saved["average"])
         self.optimizer.load_state_dict(saved["optimizer"])
         restore_random(saved["random"], [self.torch_random, self.random])
         self.elite, self.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
         self.best_validation = saved["best_validation"]
-        if np.isfinite(self.best_validation):  # else these are only the latest parameters
+        if np.isfinite(self.best_validation):  # else there was no validation, and these are the latest parameters
             self.best_parameters = dict(saved["best_parameters"])
-        if self.replay is not None and saved["replay"] is not None:  # they are forgotten when their stage is over
+        if self.replay is not None and saved["replay"] is not None:  # None once the supervised stage is over
             self.replay.restore(saved["replay"])
         self.history = dict(saved["history"])
         self.improvements = {index: list(points) for index, points in saved["improvements"].items()}
@@ -107,7 +114,7 @@ class TrainState:
         self.elapsed = saved["elapsed"]
 
     def note_improvements(self) -> None:
-        """Remember what the best placements met are worth, where that is news."""
+        """Append a point to `improvements` for each training problem of which a better placement was met."""
         for index in np.flatnonzero(np.isfinite(self.elite_score)).tolist():
             points, score = self.improvements.setdefault(index, []), float(self.elite_score[index])
             if not points or score < points[-1][2]:
@@ -116,24 +123,24 @@ class TrainState:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """What the policy's most likely decisions are worth on the validation problems."""
+    """Makespans of C validation problems after the policy's most likely decisions."""
 
     end: np.ndarray  # (C,) float64, penalised makespan at the end, relative to the best single device
-    best_met: np.ndarray  # (C,) float64, likewise, the best on the way there
-    to_heuristic: np.ndarray  # (C,) float64, the best met relative to the best cheap heuristic
-    placement: np.ndarray  # (N,) int64, the best met, of the ops of the first problem
-    judged: np.ndarray  # (C,) float64, the one of these of which the least mean decides which parameters are kept
+    best_met: np.ndarray  # (C,) float64, best penalised makespan on the way there, relative to the best single device
+    to_heuristic: np.ndarray  # (C,) float64, best penalised makespan, relative to the heuristics' best placement
+    placement: np.ndarray  # (N,) int64, best placement met of the ops of the first problem
+    judged: np.ndarray  # (C,) float64, `end` or `best_met`; parameters with the least mean of it are kept
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a learner is made from."""
+    """The arguments of a training run, from which a learner is made."""
 
-    config: Any  # of its kind, see `placeto.training.config`
-    problems: Mapping[str, PlacementProblem]
-    validation: Mapping[str, PlacementProblem]
+    config: Any  # settings of the kind of policy, see `placeto.training.config`
+    problems: Mapping[str, PlacementProblem]  # training problems by name
+    validation: Mapping[str, PlacementProblem]  # validation problems by name
     report: Report = lambda done, note: None
-    ranks: Ranks = ALONE  # that train together
+    ranks: Ranks = ALONE  # the processes that train together
     measure: Measure | None = None  # if given, makespans of training problems are measured
 
 
@@ -144,19 +151,25 @@ class Learner(Protocol):
     validation: Mapping[str, PlacementProblem]
 
     def initial_state(self) -> TrainState:
-        """A fresh state, which depends on the config's seed alone."""
+        """Make a fresh state, whose randomness depends on the config's seed alone."""
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One iteration, at the share `done` of the training: roll out, loss, step. Returns the numbers to log."""
+        """Run one iteration: episodes, loss, gradient steps. Returns the numbers to log, by tag.
+
+        `done` is the finished share of the training, in 0..1. The iteration changes the state.
+        """
 
     def validate(self, state: TrainState) -> Validation:
-        """Judge the present parameters; leaves the state as it is."""
+        """Validate the present parameters. The state isn't changed."""
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
-        """(C,) what `Validation` calls end and best met, of uniformly random decisions: means over `RANDOM` draws."""
+        """Return `end` (C,) and `best_met` (C,) of uniformly random decisions; see `Validation`.
+
+        They are means over `RANDOM` draws.
+        """
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """(N,) best placement of a training problem's ops met so far."""
+        """Return the best placement (N,) of a training problem's ops met so far."""
 
 
 def prepare(
@@ -164,7 +177,7 @@ def prepare(
     one: Callable[[PlacementProblem], Prepared],
     report: Report,
 ) -> list[Prepared]:
-    """Prepare each problem for learning, and report which one it is."""
+    """Call `one` on each problem, after reporting the problem's number and name; return the results."""
     prepared = []
     for number, (name, problem) in enumerate(problems.items(), 1):
         report(0.0, f"preparing graph {number} of {len(problems)}: {name}")
@@ -180,6 +193,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> float:
 
 
 def seconds(watch: Stopwatch, began: float) -> dict[str, float]:
-    """To log: the time of each part of an iteration that began then, and of what is in no part."""
+    """Return the seconds of each part of an iteration, and of the rest since `began`, to log by tag."""
     other = time.perf_counter() - began - sum(watch.seconds.values())
     return {f"seconds/{part}": value for part, value in (watch.seconds | {"other": other}).items()}

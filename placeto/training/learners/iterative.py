@@ -1,8 +1,8 @@
 """How an iterative policy learns, from episodes that begin with placements of heuristics and of annealing.
 
 In the supervised stage the policy learns to predict the exact effects of single moves, which are simulated in the
-states that it comes through. Reinforcement, if it is asked for, then improves whole episodes. docs/method.md has the
-steps of an iteration.
+states of its episodes. Reinforcement, if there is any, then improves whole episodes. docs/method.md has the steps of an
+iteration.
 
 Legend: C training instances, K replicas, B episodes of an iteration, T moves, G groups, S starts.
 """
@@ -42,31 +42,32 @@ from placeto.training.ranks import Ranks, concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, random_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
-GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
-JOINED = 0.125, 0.25, 0.5  # shares of the groups to which they are joined
-_ANNEALED = 8  # placements of each problem that annealing has met
-_SIMULATIONS = 20, 60, 150, 500  # after which it met them
-_AS_WELL = 0.5  # share of those of parts, or of joined groups, for which these were annealed, too
-_KICKED, _KICK = 0.3, 0.05  # share of the episodes that begin with some groups moved at random, and share of these
-_VISITED = 0.8  # share of the groups that are marked as visited, at most
-_FRESH = 0.6  # share of the episodes in which none is, as in sweeps of all levels
+GOLDEN = 0.6180339887498949  # multiples of this number, modulo 1, are spread evenly over 0..1
+JOINED = 0.125, 0.25, 0.5  # groups are joined to one of these shares of their number
+_ANNEALED = 8  # number of placements that annealing makes of each problem, for the starts of episodes
+_SIMULATIONS = 20, 60, 150, 500  # each of them ends after one of these numbers of simulations, drawn at random
+_AS_WELL = 0.5  # share of these placements in which parts, or joined groups, are annealed after the groups
+_KICKED, _KICK = 0.3, 0.05  # share of annealed starts in which groups move at random, and share of these groups
+_VISITED = 0.8  # largest share of the groups that are marked as visited at the start
+_FRESH = 0.6  # share of annealed starts in which no group is marked, as in the sweeps of guided search
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Prepared problems: flat arrays and where episodes start."""
+    """Prepared problems: their instances, and the placements with which episodes start."""
 
     batch: InstanceBatch
-    starts: tuple[Starts, ...]  # (C,), best first
+    starts: tuple[Starts, ...]  # (C,) starts of each instance, the best one first
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
-    annealed: tuple[np.ndarray, ...]  # (C,) of (A, G) int64, placements that annealing has met; A may be 0
+    annealed: tuple[np.ndarray, ...]  # (C,) arrays (A, G) int64, placements that annealing has made; A may be 0
 
     @classmethod
     def of(cls, run: Run, held_out: bool = False) -> Family:
-        """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
+        """Prepare the training problems of a run, or with `held_out` its validation problems.
 
-        The problems whose groups are split into parts, or joined, are spread evenly. Those of the validation are as in
-        a search, and never measured.
+        The ops of each problem are grouped, and placed by the cheap heuristics; if the settings say so, also by
+        annealing. Training problems whose groups are split into parts, or joined, are spread evenly among the others.
+        In validation problems, groups are neither split nor joined, and makespans are never measured.
         """
         learning, problems, measure = run.config.learning, run.problems, run.measure
         if held_out:
@@ -88,7 +89,7 @@ class Family:
 
     @property
     def best_starts(self) -> np.ndarray:
-        """(C, G) int64, each instance's best start."""
+        """The best start of each instance: (C, G) int64, with zeros beyond the groups of the instance."""
         placement = np.zeros((len(self.starts), self.batch.max_groups), np.int64)
         for row, starts in zip(placement, self.starts, strict=True):
             row[: starts.placement.shape[1]] = starts.placement[0]
@@ -104,7 +105,7 @@ class IterativeLearner:
         self.family, self.held_out = Family.of(run), Family.of(run, held_out=True)
 
     def initial_state(self) -> TrainState:
-        """A fresh policy; the best placements met are the best starts."""
+        """Make a state with a fresh policy; the best placements met are the best starts."""
         config, learning, family, starts = self.config, self.config.learning, self.family, self.family.starts
         torch.manual_seed(config.seed)
         policy = find_policy(config.placer).make(config.policy).to(config.device)
@@ -122,7 +123,7 @@ class IterativeLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One iteration: roll out this rank's episodes, loss, step. Returns the numbers to log."""
+        """Run one iteration: this rank's episodes, loss, gradient steps. Returns the numbers to log, by tag."""
         config, family, learning, ranks = self.config, self.family, self.config.learning, self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         supervised = done < learning.supervised
@@ -133,7 +134,7 @@ class IterativeLearner:
             index, placement = self._choose_starts(state, replicas, same=not supervised)
             visited = np.zeros(placement.shape, bool)
         watch.lap(None)
-        env = replace(config.env, tolerance=None) if supervised else config.env  # labels of more different placements
+        env = replace(config.env, tolerance=None) if supervised else config.env  # all moves kept: more varied states
         mine = ranks.share(len(index))
         begin = reset(family.batch, env, index[mine], placement[mine], visited[mine])
         watch.lap("simulation")
@@ -155,10 +156,10 @@ class IterativeLearner:
         lr = set_learning_rate(state.optimizer, learning_rate(learning, done))
         if supervised:
             states = self._fitted_states(state, episodes, env, watch)
-            policy = cast(PlacetoPolicy, state.policy)  # others have no supervised stage, see `check_config`
+            policy = cast(PlacetoPolicy, state.policy)  # `check_config` refuses others without `changes`
             numbers = supervised_update(policy, state.optimizer, states, learning, ranks)
         else:
-            state.replay = None  # it is of the supervised stage
+            state.replay = None  # only the supervised stage needs the remembered states
             numbers = self._reinforce(state, episodes, makespan, index)
         watch.lap("network")
         return numbers | {
@@ -169,7 +170,14 @@ class IterativeLearner:
         }
 
     def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
-        """A gradient update from episodes of this rank and makespans (T+1, B) of all; `index` (B,) their instances."""
+        """Update the policy by PPO, and return the numbers to log.
+
+        Args:
+            state: the state of the training.
+            episodes: the episodes of this rank.
+            makespan: (T+1, B) makespans of the episodes of all ranks.
+            index: (B,) instances of the episodes of all ranks.
+        """
         learning, ranks, policy = self.config.learning, self.ranks, state.policy
         worth = advantages(makespan, learning, index)
         mine = ranks.share(len(index))
@@ -198,7 +206,11 @@ class IterativeLearner:
     def _fitted_states(
         self, state: TrainState, episodes: Rollout, env: EnvConfig, watch: Stopwatch
     ) -> Iterator[tuple[Data, Labels]]:
-        """The labelled states of each gradient step: an iteration's own, or drawn from those that are remembered."""
+        """Yield the labelled states of each gradient step: an observation and its labels.
+
+        Without a memory of states, these are the states of the iteration. With a memory, the states of the iteration
+        are added to it, and those to fit are drawn from it.
+        """
         learning, ranks, random, replay = self.config.learning, self.ranks, state.random, state.replay
         moves = len(episodes.data)
         if replay is None:
@@ -219,7 +231,7 @@ class IterativeLearner:
             yield data, replay.labels(rows, data.first)
 
     def validate(self, state: TrainState) -> Validation:
-        """A greedy pass over the validation problems from the best start."""
+        """Validate by a greedy pass over each validation problem from its best start."""
         held_out = self.held_out
         index = np.arange(len(held_out.starts))
         end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
@@ -228,22 +240,26 @@ class IterativeLearner:
         return Validation(end.makespan, end.best, end.best / held_out.heuristic, ops, judged=end.best)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
-        """Makespans (C,) at the end and best met of random passes from the best start, means over some."""
+        """Return makespans (C,) at the end and best makespans (C,) of random passes from the best starts.
+
+        They are means over `RANDOM` passes.
+        """
         batch, starts, random = self.held_out.batch, self.held_out.best_starts, torch.Generator()
         random.manual_seed(self.config.seed)
         passes = [random_pass(batch, self.config.env, np.arange(len(starts)), starts, random) for _ in range(RANDOM)]
         return np.mean([end.makespan for end in passes], 0), np.mean([end.best for end in passes], 0)
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """(N,) best placement of a training problem's ops met so far."""
+        """Return the best placement (N,) of a training problem's ops met so far."""
         groups = self.family.batch.instances[index].groups
         return expand(groups, state.elite[index, : groups.num_groups])
 
     def _choose_starts(self, state: TrainState, replicas: int, same: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
+        """Draw the instances (B,) of an iteration's episodes and the placements (B, G) with which these start.
 
-        Half of the starts are the best cheap heuristic's (or one device), the rest other heuristics' and the best met
-        so far, both with some groups moved at random. Replicas share their start if `same`.
+        Half of the starts are the best start of the instance (see `Family.starts`). A quarter are the best placement
+        met so far, and a quarter are any start of the instance; in both, some groups are moved at random. With `same`,
+        the replicas of an instance have the same start.
         """
         random, learning, family = state.random, self.config.learning, self.family
         count = min(learning.graphs, len(family.starts))
@@ -271,7 +287,10 @@ class IterativeLearner:
         return np.repeat(chosen, replicas), placement
 
     def _choose_annealed(self, state: TrainState, replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `_choose_starts`, from placements that annealing has met; with (B, G) bool, groups marked as visited."""
+        """Draw instances (B,) and starts (B, G) as `_choose_starts` does, but from placements that annealing has made.
+
+        Also return the groups marked as visited, (B, G) bool.
+        """
         random, family = state.random, self.family
         count = min(self.config.learning.graphs, len(family.starts))
         index = np.repeat(random.choice(len(family.starts), count, replace=False), replicas)
@@ -290,9 +309,9 @@ class IterativeLearner:
 
 
 def _groups(problem: PlacementProblem, learning: LearningConfig, number: int) -> Groups:
-    """The groups of a training problem: as they are, or split, or joined, as guided search does; by its number."""
+    """Return the groups of a training problem: unchanged, split into parts, or joined, depending on its number."""
     groups = group_ops(problem)
-    nth = (number * GOLDEN) % 1.0  # spread evenly, whatever the period in which kinds of problems follow one another
+    nth = (number * GOLDEN) % 1.0  # spread evenly, even where kinds of problems alternate with some period
     if nth < learning.parts:
         return parts_of(problem, groups)
     if nth < learning.parts + learning.joined:
@@ -302,17 +321,20 @@ def _groups(problem: PlacementProblem, learning: LearningConfig, number: int) ->
 
 
 def learning_rate(learning: LearningConfig, done: float) -> float:
-    """At the share `done` of the training: in the supervised stage it falls to a tenth, in reinforcement to zero."""
+    """Return the learning rate at the finished share `done` of the training.
+
+    It falls linearly: in the supervised stage to a tenth of `supervised_lr`, in reinforcement from `lr` to zero.
+    """
     if done < learning.supervised:
         return learning.supervised_lr * (1.0 - 0.9 * done / learning.supervised)
     return learning.lr * (1.0 - (done - learning.supervised) / learning.reinforcement)
 
 
 def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray:
-    """(count, G) placements that annealing met after more and less simulations, from cheap heuristics.
+    """Make placements (count, G) by annealing from cheap heuristics, with different numbers of simulations.
 
-    Where the instance has parts of groups, or joined ones, groups are annealed first, as in guided search, and in
-    some rows those as well.
+    If the groups of the instance are parts, or joined groups, then the groups of `group_ops` are annealed first, as in
+    guided search. In some of the placements, the instance's own groups are annealed after them.
     """
     problem, groups, random = instance.problem, group_ops(instance.problem), np.random.default_rng(seed)
     first = instance.groups.first_op
@@ -333,7 +355,7 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
 
 
 def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> Tensor:
-    """Remember the best placement of each instance, whichever rank met it; (T+1, B) makespans of all ranks."""
+    """Remember the best placement of each instance that any rank met; return the makespans (T+1, B) of all ranks."""
     end = episodes.end
     of_ranks = ranks.gather((end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations))
     indices, scores, placements, makespans, simulations = zip(*of_ranks, strict=True)

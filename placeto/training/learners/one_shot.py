@@ -1,8 +1,10 @@
-"""Learning of a one-shot policy: K placements of each of some graphs a round, REINFORCE or PPO on their makespans.
+"""How a one-shot policy learns: each round draws K placements of B graphs, and learns from them by REINFORCE or PPO.
 
-Rewards are in `placeto.environment.rewards`, the published recipes in `placeto.training.recipes`.
+A round is an iteration. Rewards are in `placeto.environment.rewards`, the published recipes in
+`placeto.training.recipes`.
 
-Legend: C training problems, B of them in a round, K samples, A decisions of a sample, N ops, W ops of the largest.
+Legend: C training problems, B problems of a round, K samples, A decisions of a sample, N ops, U units, W ops of the
+largest problem.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ from placeto.training.updates import Scored, policy_update
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Prepared problems: the policy's inputs, the simulator's arrays, the best cheap heuristic."""
+    """C prepared problems: the policy's inputs, the simulator's arrays, the makespan of the constructive placers."""
 
-    inputs: tuple[OneShotInput, ...]  # (C,)
-    units: tuple[np.ndarray, ...]  # (C,), unit (N,) of each op
+    inputs: tuple[OneShotInput, ...]  # (C,) on the torch device of the policy
+    units: tuple[np.ndarray, ...]  # (C,) arrays (N,) int64, unit of each op
     batch: ProblemBatch
-    single_us: np.ndarray  # (C,) float64, best single-device makespan
-    heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+    single_us: np.ndarray  # (C,) float64, best single-device makespan in microseconds
+    heuristic: np.ndarray  # (C,) float64, relative makespan of the best constructive placement
     measure: Measure | None = None  # if given, makespans are measured
 
     @classmethod
     def of(cls, run: Run, problems: Mapping[str, PlacementProblem]) -> Family:
-        """Describe each problem, and place it by the cheap heuristics for comparison."""
+        """Prepare each problem: make the policy's input, and place the problem by the constructive placers."""
 
         def one(problem: PlacementProblem) -> tuple[OneShotInput, float]:
             evaluator = Evaluator(problem, group_ops(problem))
@@ -65,14 +67,15 @@ class Family:
         )
 
     def expand(self, index: int, placement: Tensor) -> np.ndarray:
-        """(K, W) int64 placements of ops, padded, from placements (K, U) of a problem's units."""
+        """Turn placements (K, U) of a problem's units into placements (K, W) int64 of its ops, padded with zeros."""
         ops = placement.cpu().numpy()[:, self.units[index]]
         return np.pad(ops, ((0, 0), (0, self.batch.max_ops - ops.shape[1])))
 
     def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
-        """Penalised makespans relative to the best single device, and 1 where they fit into memory, else 0: (B, 2).
+        """Simulate placements (rows, W) of the problems `index` (rows,), or measure their makespans.
 
-        Of placements (B, W) of problems (B,).
+        Returns (rows, 2) float64: the penalised makespan relative to the best single device, and 1 if the placement
+        fits into memory, else 0.
         """
         makespan_us, overflow = simulate_batch(self.batch, index, placements)
         if self.measure is not None:
@@ -89,12 +92,16 @@ class OneShotLearner:
         self.config: OneShotTrainConfig = run.config
         self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
         self.family = Family.of(run, run.problems)
-        same = run.validation is run.problems  # what is cheap for others takes seconds for a graph of 50,000 ops
+        same = run.validation is run.problems  # prepared once: preparing a graph of 50,000 ops takes seconds
         self.held_out = self.family if same else Family.of(run, run.validation)
         self.family = replace(self.family, measure=run.measure)
 
     def initial_state(self) -> TrainState:
-        """A fresh policy, no placement met."""
+        """Make a state with a fresh policy, in which no placement was met.
+
+        Raises:
+            PolicyError: the cluster of a problem has more devices than the policy was made for.
+        """
         config, family = self.config, self.family
         torch.manual_seed(config.seed)
         policy = find_policy(config.placer).make(config.policy).to(config.device)
@@ -110,7 +117,7 @@ class OneShotLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One round: sample, simulate all samples in one call, step. Returns the numbers to log."""
+        """Run one round: draw samples, simulate them, make gradient steps. Returns the numbers to log, by tag."""
         family, learning, policy, ranks = self.family, self.config.learning, _policy(state), self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
@@ -146,7 +153,7 @@ class OneShotLearner:
         }
 
     def validate(self, state: TrainState) -> Validation:
-        """The most likely placement of each validation problem."""
+        """Validate by the most likely placement of each validation problem."""
         held_out, policy = self.held_out, _policy(state)
         samples = policy.decide(held_out.inputs, [policy.noise(graph, 1, None) for graph in held_out.inputs])
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
@@ -155,7 +162,10 @@ class OneShotLearner:
         return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first], judged=relative)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
-        """Makespans (C,) of random placements of each validation problem, means over some, and once more."""
+        """Return makespans (C,) of random placements of the validation problems, twice: as `end` and as `best_met`.
+
+        They are means over `RANDOM` placements.
+        """
         held_out, random = self.held_out, torch.Generator().manual_seed(self.config.seed)
         drawn = [
             held_out.expand(i, torch.randint(graph.num_devices, (RANDOM, graph.num_units), generator=random))
@@ -166,13 +176,14 @@ class OneShotLearner:
         return mean, mean
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """(N,) best placement of a training problem's ops met so far."""
+        """Return the best placement (N,) of a training problem's ops met so far."""
         return state.elite[index, : self.family.batch.problems[index].num_ops]
 
     def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
-        """K samples of each of some problems (B,), and their scores (B, K, 2); each rank makes its share.
+        """Draw K samples of each of the problems `chosen` (B,); return these and their scores (B, K, 2).
 
-        What the other ranks draw is drawn here too, and dropped.
+        Each rank makes its share of the samples and receives the others. It draws the random numbers of all ranks, and
+        uses those of its share.
         """
         family, policy, ranks, random = self.family, _policy(state), self.ranks, state.torch_random
         count = self.config.learning.samples
@@ -196,7 +207,14 @@ class OneShotLearner:
     def _exchange(
         self, count: int, blocks: Sequence[int], parts: Sequence[Sample], score: np.ndarray
     ) -> tuple[list[Sample], np.ndarray]:
-        """All ranks' samples of each problem, and their scores (B * K, 2), from this rank's parts of some problems."""
+        """Gather the samples of all ranks: return those of each of B = `count` problems, and the scores (B * K, 2).
+
+        Args:
+            count: B.
+            blocks: numbers, in 0..B-1, of the problems of which this rank has samples.
+            parts: this rank's samples of each of these problems.
+            score: (samples of this rank, 2), their scores.
+        """
         sent = [[x.cpu() for x in (part.action, part.log_prob, part.placement)] for part in parts]
         received = self.ranks.gather((list(zip(blocks, sent, strict=True)), score))
         device = self.config.device
@@ -209,7 +227,7 @@ class OneShotLearner:
     def _keep_elite(
         self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
     ) -> None:
-        """Remember the best placement of each problem."""
+        """Remember the best placement of each problem in `chosen`; `relative` (B, K) has the samples' makespans."""
         for b, problem in enumerate(chosen):
             best = int(relative[b].argmin())
             if relative[b, best] < state.elite_score[problem]:
@@ -230,19 +248,20 @@ def advantages(
     problems: Sequence[int],
     history: dict[int, Tensor],
 ) -> Advantages:
-    """Rewards, their baseline and advantages: (B, K) float32, from relative makespans (B, K).
+    """Compute rewards and advantages, (B, K) float32, and the reward baseline, (B, 1) float32, of a round's samples.
 
-    With the "quantile" baseline samples below it count for nothing: the risk-seeking policy gradient of Petersen et
-    al. 2021 (arXiv 1912.04871), which seeks the best placement, not the best mean.
+    With the "quantile" baseline, samples below the quantile have an advantage of 0. This is the risk-seeking policy
+    gradient of Petersen et al. 2021 (arXiv 1912.04871), which improves the best placements, not the mean.
 
     Args:
-        relative: of K samples of each of B problems, penalised for memory.
-        fits: (B, K) bool, whether each fits into memory.
-        counts: (B, K) bool, which samples are learned from; the others have no advantage and no say in the baseline.
+        relative: (B, K) makespans of K samples of each of B problems, relative and penalised for memory.
+        fits: (B, K) bool, whether each sample fits into memory.
+        counts: (B, K) bool, the samples from which the policy learns. The others have an advantage of 0, and they
+            aren't in the baseline.
         config: the reward and its baseline.
-        problems: (B,) which training problems these are.
-        history: what earlier rounds left by training problem, the "moving" average () or the mean of "trials" with
-            the number of these rounds (2,); updated in place.
+        problems: (B,) numbers of the training problems.
+        history: by number of the training problem, what the baseline needs of earlier rounds: for "moving" the moving
+            average (), for "trials" the mean and the number of these rounds (2,). Updated in place.
     """
     worth = find_placement_reward(config.reward)(relative)
     worth = worth if config.failed is None else np.where(fits, worth, config.failed)
@@ -261,7 +280,10 @@ def advantages(
 
 
 def _remembered(mean: Tensor, config: OneShotLearningConfig, problem: int, history: dict[int, Tensor]) -> Tensor:
-    """The baseline () that earlier rounds of a training problem left; the mean reward () of this one is added."""
+    """Return the baseline () from earlier rounds of a training problem, and add this round's mean reward () to them.
+
+    In the first round it is the mean reward of this round; for "moving" it is `config.failed`, if there is one.
+    """
     if config.baseline == "trials":
         before, rounds = history.get(problem, torch.stack([mean, torch.zeros(())])).unbind()
         history[problem] = torch.stack([before + (mean - before) / (rounds + 1.0), rounds + 1.0])
@@ -278,7 +300,15 @@ def scoring(
     advantage: Tensor,
     ranks: Ranks = ALONE,
 ) -> Callable[[np.ndarray], Iterator[Scored]]:
-    """What `policy_update` scores: K samples of each of B graphs with advantages (B, K); each rank takes its share."""
+    """Return the function that scores minibatches of graphs for `policy_update`. Each rank scores its share of samples.
+
+    Args:
+        policy: the policy that is trained.
+        inputs: B graphs.
+        samples: K samples of each graph.
+        advantage: (B, K) advantages of the samples.
+        ranks: the processes that learn together.
+    """
 
     def score(minibatch: np.ndarray) -> Iterator[Scored]:
         for place, rows in ranks.share_of_blocks(len(minibatch), advantage.shape[1]):

@@ -1,4 +1,4 @@
-"""Labelled states that the supervised stage remembers, so that a gradient step sees states of many graphs.
+"""Labelled states that the supervised stage remembers, so that each gradient step fits states of many graphs.
 
 Legend: R remembered states, T moves, B episodes (or states drawn), G groups of the largest training problem, L labelled
 moves a state.
@@ -16,13 +16,14 @@ from torch import Tensor
 from placeto.training.rollout import MISSING, Labels, Rollout
 
 Arrays = dict[str, np.ndarray]
-"""States by name: "index" training problem; "placement", "visited" (..., G); "group", "device", "change" (..., L)."""
+"""Fields of states, by name: "index" (...), the training problem; "placement" and "visited" (..., G); and those of
+their labels, "group", "device" and "change" (..., L)."""
 
 _LABEL = "group", "device", "change"
 
 
 def empty_states(shape: tuple[int, ...], groups: int, labels: int) -> Arrays:
-    """Arrays for states in that shape, without labels yet."""
+    """Make arrays for states in the given shape, whose labels are all `MISSING`."""
     return {
         "index": np.zeros(shape, np.int32),
         "placement": np.zeros((*shape, groups), np.int16),
@@ -34,7 +35,7 @@ def empty_states(shape: tuple[int, ...], groups: int, labels: int) -> Arrays:
 
 
 def labelled_states(episodes: Rollout, groups: int, labels: int) -> Arrays:
-    """(T, B) states of labelled episodes."""
+    """Return the (T, B) states of labelled episodes, with room for `groups` groups and `labels` labels each."""
     index = episodes.end.index
     states = empty_states((len(episodes.data), len(index)), groups, labels)
     states["index"][:] = index
@@ -49,17 +50,17 @@ def labelled_states(episodes: Rollout, groups: int, labels: int) -> Arrays:
 
 
 class Replay:
-    """The last R labelled states."""
+    """Remembers the last R = `size` labelled states. Its length is the number of states that it has."""
 
     def __init__(self, size: int, groups: int, labels: int) -> None:
         self.states = empty_states((size,), groups, labels)
-        self.added = 0  # states ever
+        self.added = 0  # number of all states that were ever added
 
     def __len__(self) -> int:
         return min(self.added, len(self.states["index"]))
 
     def add(self, states: Arrays) -> None:
-        """Remember (T, B) states, in the order of moves; they take the place of the oldest."""
+        """Remember (T, B) states, in the order of their moves. They replace the oldest states."""
         count = states["index"].size
         rows = (self.added + np.arange(count)) % len(self.states["index"])
         for name, values in states.items():
@@ -67,7 +68,7 @@ class Replay:
         self.added += count
 
     def placed(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Training problem (B,), placement (B, G) and visited (B, G) of some remembered states."""
+        """Return training problem (B,), placement (B, G) and visited groups (B, G) of remembered states `rows` (B,)."""
         states = self.states
         return (
             states["index"][rows].astype(np.int64),
@@ -76,19 +77,22 @@ class Replay:
         )
 
     def labels(self, rows: np.ndarray, first: Tensor) -> Labels:
-        """Their labels, in an observation in which `first` (B,) are their first nodes."""
+        """Return the labels of the remembered states `rows` (B,), without missing ones.
+
+        Their nodes are those of an observation of these states, in which `first` (B,) is the first node of each state.
+        """
         group, device, change = (torch.from_numpy(self.states[name][rows]) for name in _LABEL)
         return Labels((first[:, None] + group).flatten(), device.long().flatten(), change.flatten()).there()
 
     def saved(self) -> dict[str, Any]:
-        """What is remembered, for a checkpoint."""
+        """Return the remembered states, for a checkpoint."""
         return {
             "added": self.added,
             **{name: torch.from_numpy(values[: len(self)]) for name, values in self.states.items()},
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `saved` gave."""
+        """Restore the states that `saved` returned."""
         self.added = saved["added"]
         for name, values in self.states.items():
             values[: len(self)] = saved[name].numpy()

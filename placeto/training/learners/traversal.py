@@ -1,6 +1,6 @@
-"""Learning of the Placeto paper's policy: REINFORCE on whole traversals of one graph, from one placement.
+"""How the policy of the Placeto paper learns: by REINFORCE on whole traversals of one graph, from one placement.
 
-Addanki et al. 2019, arXiv 1906.08879, section 3.3 and appendix; docs/placeto-paper.md has every departure.
+Addanki et al. 2019, arXiv 1906.08879, section 3.3 and appendix; docs/placeto-paper.md lists all differences.
 
 Legend: C training problems, B episodes, T = G moves of a traversal, D devices, R rounds of a graph.
 """
@@ -29,8 +29,8 @@ from placeto.training.ranks import concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import gradient_step
 
-REWARD_UNIT = 0.1  # of the best single device's makespan
-_COLUMNS = 4500  # nodes of all states that are scored together: what they take stays in the cache
+REWARD_UNIT = 0.1  # rewards are in this unit: a tenth of the best single device's makespan
+_COLUMNS = 4500  # most nodes of all states that are scored together, so that their tensors stay in the cache
 
 
 class TraversalLearner:
@@ -50,7 +50,7 @@ class TraversalLearner:
         self.walks = [(Walk(walk.instance, run.measure, i), around) for i, (walk, around) in enumerate(walks)]
 
     def initial_state(self) -> TrainState:
-        """A fresh policy; no placement met."""
+        """Make a state with a fresh policy, in which no placement was met."""
         config, most = self.config, max(walk.num_groups for walk, _ in self.walks)
         torch.manual_seed(config.seed)
         policy = PlacetoPaperPolicy(config.policy)
@@ -64,7 +64,10 @@ class TraversalLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One gradient step: this rank's traversals of a graph, drawn at random. Returns the numbers to log."""
+        """Run one iteration: this rank's traversals of a graph drawn at random, and one gradient step.
+
+        Returns the numbers to log, by tag.
+        """
         learning, ranks = self.config.learning, self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         policy, index = _policy(state), int(state.random.integers(len(self.walks)))
@@ -97,14 +100,14 @@ class TraversalLearner:
         }
 
     def validate(self, state: TrainState) -> Validation:
-        """The most likely traversal of each validation problem."""
+        """Validate by the most likely traversal of each validation problem."""
         ends = [traverse(_policy(state), walk, around, 1).end for walk, around in self.held_out]
         end, best = (np.concatenate([getattr(state, name) for state in ends]) for name in ("makespan", "best"))
         groups = self.held_out[0][0].instance.groups
         return Validation(end, best, best / self.heuristic, expand(groups, ends[0].best_placement[0]), judged=end)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
-        """Makespans (C,) at the end and best met of random traversals, means over some."""
+        """Return makespans (C,) at the end and best makespans (C,), means over `RANDOM` random traversals."""
         random, found = np.random.default_rng(self.config.seed), []
         for walk, _ in self.held_out:
             state = walk.begin(RANDOM, walk.random_start())
@@ -115,12 +118,12 @@ class TraversalLearner:
         return end, best
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """(N,) best placement of a training problem's ops met so far."""
+        """Return the best placement (N,) of a training problem's ops met so far."""
         walk, _ = self.walks[index]
         return expand(walk.instance.groups, state.elite[index, : walk.num_groups])
 
     def _merge(self, state: TrainState, index: int, episodes: Traversed) -> Tensor:
-        """Remember the best placement met, whichever rank met it; (T+1, B) makespans of all ranks."""
+        """Remember the best placement that any rank met; return the makespans (T+1, B) of all ranks."""
         end = episodes.end
         best = int(end.best.argmin())
         found = (end.best[best], end.best_placement[best], end.simulated, episodes.makespan.numpy())
@@ -136,13 +139,13 @@ class TraversalLearner:
 def advantages(
     makespan: Tensor, config: TraversalLearningConfig, history: dict[int, Tensor], problem: int
 ) -> Advantages:
-    """Rewards, returns, their baseline and advantages, each (T, B), of traversals of one training problem.
+    """Compute rewards, returns, their baseline and advantages, each (T, B), of traversals of one training problem.
 
     Args:
         makespan: (T+1, B), relative to the best single device.
         config: discount and rounds of the baseline.
-        history: (R, T) mean returns of the last rounds by training problem; updated in place.
-        problem: which one this is.
+        history: by number of the training problem, (R, T) mean returns of its last rounds; updated in place.
+        problem: number of the training problem.
     """
     rewards = improvement(makespan) / REWARD_UNIT
     returns = discounted_returns(rewards, config.discount)
@@ -154,9 +157,10 @@ def advantages(
 def backward(
     policy: PlacetoPaperPolicy, around: Surroundings, episodes: Traversed, advantage: Tensor, entropy_weight: float
 ) -> tuple[float, float]:
-    """Add the gradient of the loss to the parameters', and return loss and entropy, all three sums over decisions.
+    """Add the gradient of the loss to the parameters' gradients; return the loss, and the entropy in nats.
 
-    ``advantage`` is (T, B), of these episodes.
+    Gradient, loss and entropy are sums over the decisions of the episodes. `advantage` (T, B) is that of the same
+    episodes.
     """
     moves, count, groups, _ = episodes.features.shape
     together = max(1, _COLUMNS // (count * groups))
@@ -174,7 +178,7 @@ def backward(
 
 
 def _best_heuristic(walk: Walk) -> float:
-    """Makespan of the best cheap heuristic, relative to the best single device."""
+    """Return the makespan of the best constructive placement, relative to the best single device."""
     evaluator = Evaluator(walk.instance.problem, walk.instance.groups)
     best_cheap(evaluator)
     return evaluator.best_score / walk.instance.problem.single_device_us
