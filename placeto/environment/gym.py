@@ -215,22 +215,31 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
         raise EpisodesError(f"unknown option {min(unknown)!r:.60} of a reset; there are problem and placement")
     problems, placement = len(episodes.batch.instances), None
     if "problem" in options:
-        index = np.array(options["problem"], np.int64).reshape(-1)
-        if index.shape != rows.shape or index.min() < 0 or index.max() >= problems:
+        index = np.atleast_1d(np.array(options["problem"]))
+        if index.shape != rows.shape or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= problems:
             raise EpisodesError(
                 f"option problem must be {len(rows)} of 0 to {problems - 1}, not {options['problem']!r:.60}"
             )
     if "placement" in options:
-        placement = np.zeros((len(rows), episodes.sizes.groups), np.int64)
-        given = np.array(options["placement"], np.int64).reshape(len(rows), -1)
-        if (
-            given.shape[1] > episodes.sizes.groups
-            or given.min() < 0
-            or (given.max(1) >= episodes.batch.num_devices[index]).any()
-        ):
-            raise EpisodesError(f"option placement must have a device for each of {episodes.sizes.groups} groups")
-        placement[:, : given.shape[1]] = given
+        placement, batch = np.zeros((len(rows), episodes.sizes.groups), np.int64), episodes.batch
+        for row, (number, given) in enumerate(zip(index, _rows(options["placement"], len(rows)), strict=True)):
+            groups, devices = int(batch.num_groups[number]), int(batch.num_devices[number])
+            long = given.shape in ((groups,), (episodes.sizes.groups,)) and given.dtype.kind in "iu"
+            if not long or given.min() < 0 or given.max() >= devices:
+                raise EpisodesError(
+                    f"option placement must have a device from 0 to {devices - 1} for each of the {groups} groups of "
+                    f"problem {number}, not {options['placement']!r:.60}"
+                )
+            placement[row, : len(given)] = given
     episodes.begin(rows, index, placement)
+
+
+def _rows(values: Any, count: int) -> list[np.ndarray]:
+    """A placement for each of `count` episodes; a single one may be given without a list around it."""
+    rows = [np.array(values)] if count == 1 and np.ndim(values) == 1 else [np.array(row) for row in values]
+    if len(rows) != count:
+        raise EpisodesError(f"option placement must have {count} rows, one for each episode, not {len(rows)}")
+    return rows
 
 
 gymnasium.register(

@@ -124,8 +124,10 @@ def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
     """Return a cluster whose devices have `headroom` bytes less memory.
 
     Raises:
-        ClusterError: a device has no more memory than `headroom`.
+        ClusterError: a device has no more memory than `headroom`, or `headroom` is negative.
     """
+    if headroom < 0:
+        raise ClusterError(f"a headroom of {headroom} bytes would add memory: give 0 or more")
     if headroom >= (least := int(cluster.memory.min())):
         has = f"a device of {cluster.name} has {format_bytes(least)}"
         raise ClusterError(f"a headroom of {format_bytes(headroom)} leaves no memory: {has}")

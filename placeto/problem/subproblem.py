@@ -13,13 +13,27 @@ import numpy as np
 from placeto.problem.problem import PlacementProblem
 
 
+def simulates_alike(problem: PlacementProblem, devices: tuple[int, ...]) -> bool:
+    """Whether each placement on some devices has the same makespan on these alone as on the whole cluster.
+
+    If the devices have other numbers within their hosts, lowering may choose other devices for sums of gradients and
+    for relays on other hosts: see `placeto.simulator.lowering`.
+    """
+    before = problem.cluster.host
+    host = before[np.array(devices)]
+    on_each = np.bincount(host)[np.unique(host)]
+    if len(problem.arrays.lowering) == 0 or len(on_each) == 1 or on_each.max() == 1:
+        return True
+    return all(
+        np.sum(before[:device] == before[device]) == np.sum(host[:n] == host[n]) for n, device in enumerate(devices)
+    )
+
+
 @lru_cache(maxsize=16)
 def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> PlacementProblem:
     """Return the problem on some of its devices alone, with the priorities that it has on all devices; cached.
 
-    A placement on these devices has the same makespan here as on the whole cluster, with one exception. If the devices
-    have other numbers within their hosts than before, lowering may choose other devices for sums of gradients and for
-    relays on other hosts: see `placeto.simulator.lowering`.
+    A placement on these devices has the same makespan here as on the whole cluster if `simulates_alike` says so.
     """
     cluster, own = problem.cluster, np.array(devices)
     names = {cluster.device_names[device] for device in devices}

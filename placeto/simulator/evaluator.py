@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
@@ -125,10 +125,11 @@ class Evaluator:
         return chunks.next(count, None if self.seconds_limit is None else self.seconds_limit - self.seconds)
 
     @contextmanager
-    def limited(self, simulations: int, seconds: float | None) -> Iterator[None]:
+    def limited(self, simulations: int | None, seconds: float | None) -> Iterator[None]:
         """Lower the limits for the block. Like the budget, they count from when the placer began."""
         limits = self.limit, self.seconds_limit
-        self.limit = simulations if self.limit is None else min(simulations, self.limit)
+        if simulations is not None:
+            self.limit = simulations if self.limit is None else min(simulations, self.limit)
         if seconds is not None:
             self.seconds_limit = seconds if self.seconds_limit is None else min(seconds, self.seconds_limit)
         try:
@@ -139,7 +140,7 @@ class Evaluator:
     @contextmanager
     def limited_to(self, share: float) -> Iterator[None]:
         """Limit the block to a share of the simulations and of the time that are left."""
-        simulations, seconds = 1 << 60, None
+        simulations = seconds = None
         if self.limit is not None:
             simulations = self.simulations + math.ceil(share * (self.limit - self.simulations))
         if self.seconds_limit is not None:
@@ -266,8 +267,9 @@ class Evaluator:
 
         Raises:
             PlacementError: an entry is no device of the cluster.
+            ValueError: the placement doesn't have one device for each group.
         """
-        return self.score_ops(np.asarray(group_placement)[self.groups.group])
+        return self.score_ops(expand(self.groups, group_placement))
 
     def score_ops(self, placement: np.ndarray, order: np.ndarray | None = None) -> float:
         """Penalised makespan in microseconds of a placement (N,) of ops, with an `order` (N,) as in `simulate`.
@@ -291,8 +293,9 @@ class Evaluator:
 
         Raises:
             PlacementError: an entry is no device of the cluster.
+            ValueError: a placement doesn't have one device for each group.
         """
-        return self._score_rows(np.asarray(group_placements)[:, self.groups.group])
+        return self._score_rows(expand(self.groups, group_placements))
 
     def absorb(
         self,

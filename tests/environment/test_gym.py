@@ -158,10 +158,17 @@ def test_what_doesnt_fit_is_refused() -> None:
     for options, says in (
         ({"problem": 3}, "option problem must be 1 of 0 to 2"),
         ({"start": 1}, "unknown option 'start'"),
+        ({"problem": 0.7}, "option problem must be 1 of 0 to 2"),
+        ({"problem": "x"}, "option problem must be 1 of 0 to 2"),
         ({"problem": 0, "placement": [2]}, "option placement must have a device"),
+        ({"problem": 0, "placement": [1]}, "option placement must have a device"),
+        ({"problem": 0, "placement": []}, "option placement must have a device"),
+        ({"problem": 0, "placement": [0.9] * 12}, "option placement must have a device"),
     ):
         with pytest.raises(EpisodesError, match=says):
             placement.reset(options=options)
+    with pytest.raises(EpisodesError, match="option placement must have 2 rows, one for each episode, not 3"):
+        PlacementVectorEnv(problems(), 2).reset(options={"placement": [0, 0, 0]})
 
 
 def test_an_episode_begins_where_it_is_told_to() -> None:

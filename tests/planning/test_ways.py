@@ -220,6 +220,8 @@ def test_headroom_is_left_free() -> None:
     assert with_headroom(cluster, 0).hash == cluster.hash
     with pytest.raises(ClusterError, match=r"headroom of 16\.0 GB"):
         with_headroom(cluster, 16 * 10**9)
+    with pytest.raises(ClusterError, match="a headroom of -1 bytes would add memory"):
+        with_headroom(cluster, -1)
 
 
 def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:

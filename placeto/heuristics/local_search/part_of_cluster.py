@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from placeto.problem.cluster.subclusters import halves, subclusters
-from placeto.problem.subproblem import on_devices
+from placeto.problem.subproblem import on_devices, simulates_alike
 from placeto.simulator.evaluator import Evaluator
 
 ON_STARTS = 0.15
@@ -23,11 +23,15 @@ FOR_HALVES = 500
 
 
 def parts_to_try(evaluator: Evaluator) -> list[tuple[int, ...]]:
-    """The devices of each part of the cluster to try: those of `subclusters`, and with a large budget `halves`, too."""
-    cluster = evaluator.problem.cluster
+    """The devices of each part of the cluster to try: those of `subclusters`, and with a large budget `halves`, too.
+
+    Parts are left out on which the simulator would give placements other makespans than on the whole cluster.
+    """
+    problem = evaluator.problem
     limited = evaluator.limit is not None or evaluator.seconds_limit is not None
     large = limited and evaluator.expected >= FOR_HALVES
-    return [*subclusters(cluster), *(halves(cluster) if large else ())]
+    parts = [*subclusters(problem.cluster), *(halves(problem.cluster) if large else ())]
+    return [devices for devices in parts if simulates_alike(problem, devices)]
 
 
 def start_on_parts(evaluator: Evaluator, rules: Callable[[Evaluator], None], seconds: float) -> None:
@@ -63,13 +67,14 @@ def on_best_part(evaluator: Evaluator) -> Iterator[Evaluator | None]:
     It yields None if there is no such part or the budget is spent. The search may take `ON_SEARCH` of the remaining
     budget. Halves of equal devices are no such parts, since a search finds out by itself how many of them it needs.
     """
-    best = evaluator.best
+    best, problem = evaluator.best, evaluator.problem
     used = set() if best is None else set(np.unique(best).tolist())
-    around = [devices for devices in subclusters(evaluator.problem.cluster) if used and used <= set(devices)]
+    around = [devices for devices in subclusters(problem.cluster) if used and used <= set(devices)]
+    around = [devices for devices in around if simulates_alike(problem, devices)]
     if not around or evaluator.exhausted:
         yield None
         return
     devices = min(around, key=len)
-    part = on_devices(evaluator.problem, devices)
+    part = on_devices(problem, devices)
     with evaluator.limited_to(ON_SEARCH), evaluator.confined(part, devices) as inner:
         yield inner

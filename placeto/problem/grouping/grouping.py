@@ -75,15 +75,15 @@ class Groups:
 
 
 def expand(groups: Groups, group_placement: np.ndarray) -> np.ndarray:
-    """Return the placement (N,) of ops that follows from a placement (G,) of groups.
+    """Return the placements (..., N) of ops that follow from placements (..., G) of groups.
 
     Raises:
-        ValueError: the placement doesn't have one device for each group.
+        ValueError: a placement doesn't have one device for each group.
     """
     group_placement = np.asarray(group_placement)
-    if group_placement.shape != (groups.num_groups,):
+    if group_placement.shape[-1:] != (groups.num_groups,):
         raise ValueError(f"there are {groups.num_groups} groups, but the placement has shape {group_placement.shape}")
-    return group_placement[groups.group]
+    return group_placement[..., groups.group]
 
 
 @lru_cache(maxsize=256)
