@@ -104,7 +104,7 @@ def plan(
     Raises:
         CaptureError: the module can't be traced.
         ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
-        PlanningError: `micro_batches` is empty.
+        PlanningError: `micro_batches` is empty, or `simulations` is negative.
     """
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
@@ -156,10 +156,12 @@ def plans_of(
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
-        PlanningError: `counts` is empty.
+        PlanningError: `counts` is empty, or `simulations` is negative.
     """
     from placeto.capture.errors import CaptureError
 
+    if simulations < 0:
+        raise PlanningError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     left_out: dict[int, str] = {}
     found, refusals = list[PlannedStep](), list[str]()
     refused: CaptureError | None = None

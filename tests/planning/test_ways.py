@@ -233,6 +233,8 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
         plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[4], simulations=0)
     with pytest.raises(PlanningError, match="at least one"):
         plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[], simulations=0)
+    with pytest.raises(PlanningError, match="simulations must be at least 0, not -1"):
+        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[1], simulations=-1)
 
 
 def test_on_one_device_there_is_one_way() -> None:
