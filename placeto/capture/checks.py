@@ -27,7 +27,7 @@ def check_module(module: object, name: str, training: bool = False) -> None:
             sparse, nested or of unknown shape.
     """
     if not isinstance(module, nn.Module):
-        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {describe(module)}")
+        raise CaptureError(f"{name}: only a torch.nn.Module can be captured, not {describe(module)}")
     for path, part in module.named_modules():
         where = f"{name}: module {path!r} ({type(part).__name__})" if path else f"{name}: the module"
         if isinstance(part, torch.jit.ScriptModule):
@@ -106,7 +106,7 @@ def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
     for leaf in tree_leaves(arguments):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise CaptureError(
-                f"{name}: an input of shape {tuple(leaf.shape)} asks for a gradient, which micro-batches don't give: "
+                f"{name}: an input of shape {tuple(leaf.shape)} requires a gradient, which micro-batches don't give: "
                 "detach it, and call x.requires_grad_() in forward if that needs it"
             )
         if not isinstance(leaf, Tensor) and holds_tensors(leaf):
@@ -153,4 +153,5 @@ def describe(value: Any) -> str:
         return f"the class {value.__name__}: give an instance, {value.__name__}(...)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    name = "None" if value is None else type(value).__name__
+    return name if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -17,7 +17,7 @@ from torch import nn
 _LONGEST = 300  # characters of another program's message
 _RUN = "have the step computed once, by --run or run=True"
 _NO_VALUES = (
-    "a tensor's value is asked for (.item(), float(), if, print with a format, .tolist(), .numpy()), but there are "
+    "a tensor's value is read (.item(), float(), if, print with a format, .tolist(), .numpy()), but there are "
     f"only shapes here: leave it out, use torch.where, or {_RUN}"
 )
 _NO_SHAPE = (

@@ -37,7 +37,12 @@ def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -
     if count < 1:
         raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
     length = batch_length(inputs, targets)
-    if length % count or not length:
+    if not length:
+        raise CaptureError(
+            f"{name}: no input and no target is a tensor of samples, which micro-batches split: give one, with the "
+            "batch first, or use micro_batches=1"
+        )
+    if length % count:
         raise CaptureError(
             f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
             "divides it"

@@ -179,7 +179,7 @@ def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
         raise UsageError(f"{factory!r}: {where} has no function {name!r}{shown}")
     found = getattr(module, name)
     if not callable(found):
-        raise UsageError(f"{factory!r}: {name!r} is no function but of type {type(found).__name__}")
+        raise UsageError(f"{factory!r}: {name!r} is not a function: it is of type {type(found).__name__}")
     if isinstance(found, nn.Module):
         raise UsageError(f"{factory!r}: {name!r} is a module: name a function, which {_RETURNS}")
     return found

@@ -273,7 +273,7 @@ def _hint(argument: str) -> str:
     """Say what was probably meant by an argument that is neither a graph nor a function; "" if that can't be told."""
     path, (first, *rest) = Path(argument), argument.split(":")
     if ".ipynb" in (path.suffix, Path(first).suffix):
-        return "no notebook is read: write it as a .py file"
+        return "a notebook can't be read: save its code as a .py file"
     if path.is_file() and path.suffix == ".py":
         from placeto.cli.factory import functions_of
 

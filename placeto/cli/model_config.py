@@ -85,7 +85,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     path = _file(argument)
     document = json.loads(path.read_bytes())
     if document.pop("quantization_config", None) is not None:
-        raise UsageError(f"{path}: has quantized weights, which aren't planned for: take out its quantization_config")
+        raise UsageError(f"{path}: has quantized weights, which can't be captured: take out its quantization_config")
     if (kind := document["model_type"]) not in transformers.CONFIG_MAPPING:
         here = f"transformers {transformers.__version__} has no model_type {kind!r}"
         raise UsageError(f"{path}: {here}: install a version that has it, or give a FACTORY")
@@ -101,7 +101,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     except Exception as problem:  # whatever a wrong value makes transformers raise
         raise UsageError(f"{path}: transformers can't build it: {problem}") from None
     if (layers := getattr(config, "num_hidden_layers", 1)) < 1:
-        raise UsageError(f"{path}: a model of {layers} layers can't be: say how many it has, such as 12")
+        raise UsageError(f"{path}: it says {layers} layers: give how many the model has, such as 12")
     if module.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: {kind} is no model of text alone: give a FACTORY, which says what its inputs are")
     module.train()

@@ -17,4 +17,4 @@ class EnvConfig:
     topological order a move may also leave a node where it is."""
     tolerance: Weight | None = 0.003
     """A move is taken back if the makespan is then more than this share above the best one. None keeps all moves.
-    The supervised stage keeps them in any case; validation and placers do as is said here."""
+    The supervised stage keeps them in any case; validation and placers follow this setting."""

@@ -142,7 +142,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 def _cant_be_inferred(why: str) -> GraphError:
     if _EXTERNAL in why:
         name = why.strip().rpartition(": ")[2]
-        return GraphError(f"the values of {quote(name)}, a shape, lie in another file, which can't be read")
+        return GraphError(f"the values of {quote(name)}, a shape, are in another file, which can't be read")
     return GraphError(f"shapes can't be inferred: {one_line(why)}")
 
 

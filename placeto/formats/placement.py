@@ -142,7 +142,7 @@ class PlacementFile:
     def _check_hash(self, graph: ComputationGraph) -> None:
         if self.graph_hash is not None and self.graph_hash != graph.hash:
             theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
-            what = f"the placement is for another graph: its hash begins {theirs}, not {ours} as that of"
+            what = f"the placement is for another graph: its hash begins with {theirs}, and with {ours} for"
             how = "a model must be captured with the same options and sizes with which it was placed"
             raise PlacementError(f"{what} {quote(graph.name)}; {self._differences(graph)}: {how}")
 

@@ -61,7 +61,7 @@ class PlanFile:
         """
         if cluster.hash != self.cluster_hash:
             theirs, ours = quote(self.cluster_hash[:12]), quote(cluster.hash[:12])
-            what = f"the plan is for another cluster: its hash begins {theirs}, not {ours} as that of"
+            what = f"the plan is for another cluster: its hash begins with {theirs}, and with {ours} on"
             how = f"give the plan's cluster, {quote(self.placement.cluster)}, or plan again"
             raise PlacementError(f"{what} {quote(cluster.name)}; {how}")
 

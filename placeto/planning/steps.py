@@ -184,7 +184,7 @@ class Plans:
         one = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
         if one is not None and not one.fits:
-            gain = ", and one device hasn't the memory"
+            gain = ", and one device lacks the memory for it"
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
         different = (step for step in others if step.fits and step.kind != best.kind)
         if second := next(different, None):

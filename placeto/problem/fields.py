@@ -189,7 +189,7 @@ def text(value: Any, key: str, error: type[ValueError]) -> str:
     if not isinstance(value, str):
         raise error(f"{key} must be a string, not {quote(value)}")
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
-        raise error(f"{key} must be a string of whole characters, not {quote(value)}")
+        raise error(f"{key} must be a string without half surrogate pairs, not {quote(value)}")
     return value
 
 

@@ -100,7 +100,9 @@ def _lock(lock: Path, path: str | Path) -> int:
         except BlockingIOError:
             holder = os.read(stream, 200).decode(errors="replace") or "another process"
             os.close(stream)
-            raise BusyError(f"{path}: {holder} is writing to it; wait until that ends, or choose another") from None
+            raise BusyError(
+                f"{path}: {holder} is writing to it; wait until that ends, or choose another file"
+            ) from None
         except OSError as problem:
             if problem.errno not in _NO_LOCKS:
                 os.close(stream)

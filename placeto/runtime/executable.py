@@ -175,7 +175,7 @@ class PlacedModule:
             raise RunError(f"{name}: parameter {quote(path)} is {how} now, and wasn't when captured: place it again")
         for number, (leaf, asks) in enumerate(zip(leaves, self._asking, strict=True)):
             if isinstance(leaf, Tensor) and leaf.requires_grad != asks:
-                how = "that asks for" if asks else "that doesn't ask for"
+                how = "that requires" if asks else "that doesn't require"
                 raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
         hooked = next((path for path in captured if has_hooks(own[path])), None)
         if hooked is not None and self.capture.micro_batches > 1:

@@ -97,7 +97,7 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
     if running.returncode:
         why = [line for line in told if _ERROR.search(line)]
         raise TorchrunError(
-            f"{Path(program[-1]).name} has failed: {(why or told or ['its processes say nothing'])[-1]}"
+            f"{Path(program[-1]).name} has failed: {(why or told or ['its processes printed nothing'])[-1]}"
         )
 
 

@@ -133,7 +133,7 @@ def test_constants_and_what_has_another_length_are_in_every_part(kind: Any, inpu
     [
         (0, X, "micro_batches must be at least 1, not 0"),
         (5, X, "a batch of 12 can't be split into 5 micro-batches of one size"),
-        (2, torch.tensor(1.0), "a batch of 0 can't be split"),
+        (2, torch.tensor(1.0), "no input and no target is a tensor of samples"),
     ],
 )
 def test_what_cant_be_split(count: int, x: Tensor, message: str) -> None:

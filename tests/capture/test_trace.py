@@ -201,9 +201,9 @@ class Branching(nn.Module):
         (mlp(), [meta(2, 8)], nn.MSELoss, r"the loss is the class MSELoss: give an instance, MSELoss\(\)"),
         (mlp(), [meta(2, 8)], nn.MSELoss(), "the loss: TypeError: .* missing 1 required .*'target'; .*shapes"),
         (nn.Sequential(nn.LazyLinear(4)), [meta(2, 8)], None, r"module '0' \(LazyLinear\) has parameters of unknown"),
-        (mlp, [meta(2, 8)], None, "a torch.nn.Module can be captured, not a function"),
+        (mlp, [meta(2, 8)], None, "only a torch.nn.Module can be captured, not a function"),
         (nn.ReLU, [meta(2, 8)], None, "not the class ReLU: give an instance"),
-        (torch.relu, [meta(2, 8)], None, "a torch.nn.Module can be captured, not a builtin"),
+        (torch.relu, [meta(2, 8)], None, "only a torch.nn.Module can be captured, not a builtin"),
     ],
 )
 def test_user_errors(module: nn.Module, inputs: list, loss: object, message: str) -> None:
@@ -287,11 +287,11 @@ def test_inference_errors() -> None:
         def forward(self, x: Tensor) -> int:
             return 3
 
-    with pytest.raises(CaptureError, match="Nothing: the module returns no tensor but a int"):
+    with pytest.raises(CaptureError, match="Nothing: the module returns no tensor but an int"):
         capture_inference(Nothing(), [meta(2)])
     with pytest.raises(CaptureError, match="no op"):
         capture_inference(nn.Identity(), [meta(2)])
-    with pytest.raises(CaptureError, match=r"function: a torch\.nn\.Module can be captured, not a function"):
+    with pytest.raises(CaptureError, match=r"function: only a torch\.nn\.Module can be captured, not a function"):
         capture_inference(lambda x: x, [meta(2)])  # type: ignore[arg-type]
 
 

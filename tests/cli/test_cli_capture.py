@@ -150,7 +150,7 @@ def text() -> str:
         ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
         ("tests.cli.test_cli_capture:deep(2)", "graph: the loss must be a scalar tensor"),
         ("tests.cli.test_cli_capture:nothing", "has no function 'nothing'"),
-        ("tests.command_line:OPS", "is no function"),
+        ("tests.command_line:OPS", "is not a function"),
         ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
         ("tests.cli.test_cli_capture:text", "not a str"),
     ],

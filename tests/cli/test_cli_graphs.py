@@ -194,7 +194,7 @@ def test_a_placement_of_another_graph_is_refused_as_such(folder: Path, capsys: p
         ("run", "net.py:train", *local, "--set", "width=16"),
     ):
         message = fails(capsys, *words)
-        assert message.startswith("error: p.json: the placement is for another graph: its hash begins '"), message
+        assert message.startswith("error: p.json: the placement is for another graph: its hash begins with '"), message
         assert message.endswith("captured with the same options and sizes with which it was placed\n"), message
 
 
@@ -217,8 +217,8 @@ MISTAKES = [
     ("net.py:wide", "module 'first.left' (Linear), net.py:10: "),
     ("net.py:bare", "return (module, inputs, loss), add --loss mean, or --inference"),
     ("folder/net:train", "folder/net.py is a file: write folder/net.py:"),
-    ("notebook.ipynb", "no notebook is read: write it as a .py file"),
-    ("notebook.ipynb:train", "no notebook is read: write it as a .py file"),
+    ("notebook.ipynb", "a notebook can't be read: save its code as a .py file"),
+    ("notebook.ipynb:train", "a notebook can't be read: save its code as a .py file"),
     ("grap.json", "no such file; there is graph.json"),
     ("graph.json:0", "graph.json is a file: leave out ':0'"),
     ("empty.json", "empty.json: not valid JSON: the file is empty"),

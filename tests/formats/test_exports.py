@@ -147,7 +147,7 @@ def test_stages_of_a_model() -> None:
     assert found.split_points == ("blocks.2",)
     assert found.agreement > 0.9
     assert pipeline_stages(schedule, 1).split_points == ()
-    with pytest.raises(ExportError, match="3 stages of 6 modules on 2 devices can't be"):
+    with pytest.raises(ExportError, match="6 modules on 2 devices make no 3 stages"):
         pipeline_stages(schedule, 3)
 
 
@@ -235,8 +235,8 @@ def test_a_full_disk_leaves_the_old_file(
     ("options", "says"),
     [
         (["--format", "device-map", "--names", "cpu"], "the cluster has 2 devices, 1 names are given"),
-        (["--format", "stages", "--stages", 3], "3 stages of 6 modules on 2 devices can't be: ask for 1 to 2 of them"),
-        (["--format", "stages", "--stages", 0], "0 stages of 6 modules on 2 devices can't be: ask for 1 to 2 of them"),
+        (["--format", "stages", "--stages", 3], "6 modules on 2 devices make no 3 stages: ask for 1 to 2 of them"),
+        (["--format", "stages", "--stages", 0], "6 modules on 2 devices make no 0 stages: ask for 1 to 2 of them"),
         (["--format", "dot", "--stages", 3], "--stages: goes with --format stages, not with dot"),
         (["--format", "vllm", "--names", "cpu"], "--names: goes with --format device-map, not with vllm"),
         (["--format", "exo", "--whole", "tail"], "--whole: goes with --format device-map or stages, not with exo"),

@@ -207,12 +207,12 @@ def test_shapes_may_lie_in_another_file(tmp_path: Path) -> None:
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
     assert load(path).flops.sum() == 2 * 2 * 8 * 3
     (folder / "model.data").rename(tmp_path / "model.data")
-    with pytest.raises(GraphError, match="the values of 's', a shape, lie in another file"):
+    with pytest.raises(GraphError, match="the values of 's', a shape, are in another file"):
         load(path)
     location = found.graph.initializer[0].external_data[0]  # type: ignore[attr-defined]
     location.value = "../model.data"
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
-    with pytest.raises(GraphError, match="the values of 's', a shape, lie in another file"):
+    with pytest.raises(GraphError, match="the values of 's', a shape, are in another file"):
         load(path)
 
 

@@ -207,7 +207,7 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     assert fits == sorted(fits, reverse=True)
     assert {step.fits for step in found.steps if step.kind in (Kind.ONE, Kind.REPLICAS)} == {False}
     assert found.best.fits
-    assert "one device hasn't the memory" in found.advice()
+    assert "one device lacks the memory for it" in found.advice()
     assert "too little" in str(found)
     tiny = replace(small, devices=tuple(replace(of, memory=whole // 8) for of in small.devices))
     none = plan(module, inputs, cluster=tiny, loss=loss, micro_batches=[4], simulations=0)

@@ -123,7 +123,7 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
                 if made < segment < segments[-1]:
                     legal[made + 1 : segment + 1, segment + 1 : segments[-1] + 1] = False
                     where = " and ".join(names[number] for number in (segment, segments[-1]))
-                    why[f"what {names[max(made, 0)]} makes is read beside {where}, in two later stages"] = None
+                    why[f"what {names[max(made, 0)]} makes is read in two later stages, beside {where}"] = None
     return Splits(legal, tuple(why), at_once, bool(refused))
 
 

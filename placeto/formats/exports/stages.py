@@ -69,7 +69,7 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     limit = min(devices, len(names))
     wanted = limit if count is None else count
     if not 1 <= wanted <= limit:
-        told = f"{wanted} stages of {len(names)} modules on {devices} devices can't be"
+        told = f"{len(names)} modules on {devices} devices make no {wanted} stages"
         raise ExportError(f"{graph.name}: {told}: ask for 1 to {limit} of them")
     own = unit >= 0
     work = np.zeros((len(names), devices))

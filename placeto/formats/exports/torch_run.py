@@ -180,7 +180,10 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
     spec = {f"model.{module}": where[side] for module, side in plan["split_points"]}
     cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
     if cut.num_stages != len(spec) + 1:
-        sys.exit(f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it is another one")
+        sys.exit(
+            f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it isn't the model that was "
+            "exported"
+        )
     for stage in cut.split_gm.children():  # torch sends contiguous tensors alone
         graph = getattr(stage, "graph", Graph())
         for node in graph.nodes:

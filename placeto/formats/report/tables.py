@@ -63,7 +63,7 @@ def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
         for fits in ["yes" if holds else "no"]
     ]
     columns = ("devices", "step", "times as fast as one", "saved by the added ones", "fits")
-    return Table("Best step found on so many devices, or fewer", columns, rows, ())
+    return Table("Best step found on this number of devices, or fewer", columns, rows, ())
 
 
 def link_table(schedule: Schedule) -> Table:

@@ -63,7 +63,7 @@ def _result(schedule: Schedule, title: str, placer: str) -> str:
     else:
         name = cluster.device_names[int(single.placement[0])]
         speed = single.makespan_us / (schedule.makespan_us or 1.0)
-        alike = " in as many micro-batches" if (problem.graph.micro_batches > 0).any() else ""
+        alike = " in the same number of micro-batches" if (problem.graph.micro_batches > 0).any() else ""
         if used > 1:
             text += f", {speed:.2f} times as fast as {name} alone{alike} ({format_us(single.makespan_us)})"
         text += ". "
