@@ -78,7 +78,7 @@ def test_what_is_a_config(tmp_path: Path) -> None:
     [
         ({"model_type": "llama", "quantization_config": {"load_in_4bit": True}}, "quantized weights"),
         ({"model_type": "no-such-model"}, "has no model_type 'no-such-model': install a version that has it"),
-        ({"model_type": "gpt2", "n_layer": -3}, "a model of -3 layers can't be"),
+        ({"model_type": "gpt2", "n_layer": -3}, "it says -3 layers: give how many"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers can't build it"),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),
