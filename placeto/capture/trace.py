@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
@@ -216,7 +217,8 @@ def capture_inference(
     Several micro-batches are parts of one batch; what the module returns for each of them is joined.
 
     Raises:
-        CaptureError: the module can't be traced, or returns no tensor.
+        CaptureError: the module can't be traced, or returns no tensor, or in micro-batches it returns a number that
+            depends on the number of samples.
     """
     return trace_inference(module, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run).graph
 
@@ -242,7 +244,7 @@ def trace_inference(
     if micro_batches > 1 and kept.values:
         whole = _inference(module, inputs, micro_batches=1, **how)[1]
         if whole.values != kept.values:
-            part, batch = next(pair for pair in zip(kept.values, whole.values, strict=False) if pair[0] != pair[1])
+            part, batch = next(pair for pair in zip_longest(kept.values, whole.values) if pair[0] != pair[1])
             raise CaptureError(
                 f"{name}: the module returns {part!r} for a micro-batch and {batch!r} for the whole batch, and only "
                 "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"

@@ -224,8 +224,8 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
         placement, batch = np.zeros((len(rows), episodes.sizes.groups), np.int64), episodes.batch
         for row, (number, given) in enumerate(zip(index, _rows(options["placement"], len(rows)), strict=True)):
             groups, devices = int(batch.num_groups[number]), int(batch.num_devices[number])
-            long = given.shape in ((groups,), (episodes.sizes.groups,)) and given.dtype.kind in "iu"
-            if not long or given.min() < 0 or given.max() >= devices:
+            whole = given.shape in ((groups,), (episodes.sizes.groups,)) and given.dtype.kind in "iu"
+            if not whole or given.min() < 0 or given.max() >= devices:
                 raise EpisodesError(
                     f"option placement must have a device from 0 to {devices - 1} for each of the {groups} groups of "
                     f"problem {number}, not {options['placement']!r:.60}"
@@ -236,9 +236,12 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
 
 def _rows(values: Any, count: int) -> list[np.ndarray]:
     """A placement for each of `count` episodes; a single one may be given without a list around it."""
-    rows = [np.array(values)] if count == 1 and np.ndim(values) == 1 else [np.array(row) for row in values]
+    try:
+        rows = [np.array(values)] if count == 1 and np.ndim(values) == 1 else [np.array(row) for row in values]
+    except (TypeError, ValueError):  # a number, None, or rows of other rows
+        rows = []
     if len(rows) != count:
-        raise EpisodesError(f"option placement must have {count} rows, one for each episode, not {len(rows)}")
+        raise EpisodesError(f"option placement must be a row of devices for each of {count}, not {values!r:.60}")
     return rows
 
 

@@ -110,10 +110,23 @@ class Counted(nn.Module):
         return self.inner(x), x.shape[0 if self.counts else 1]
 
 
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        return self.inner(x), [1] * len(x)
+
+
 def test_numbers_that_depend_on_the_samples_are_refused() -> None:
     x = torch.zeros(6, 4)
     with pytest.raises(CaptureError, match="Counted: the module returns 2 for a micro-batch and 6 for the whole batch"):
         capture_inference(Counted(counts=True), [x], micro_batches=3)
+    with pytest.raises(
+        CaptureError, match="Listed: the module returns None for a micro-batch and 1 for the whole batch"
+    ):
+        capture_inference(Listed(), [x], micro_batches=3)
     step = real_inference(Counted(counts=False), [x], micro_batches=3)
     assert step.capture.rebuild([x])[1] == 4
 

@@ -162,12 +162,14 @@ def test_what_doesnt_fit_is_refused() -> None:
         ({"problem": "x"}, "option problem must be 1 of 0 to 2"),
         ({"problem": 0, "placement": [2]}, "option placement must have a device"),
         ({"problem": 0, "placement": [1]}, "option placement must have a device"),
+        ({"problem": 0, "placement": None}, "option placement must be a row of devices"),
+        ({"problem": 0, "placement": [[0, 1], [0]]}, "option placement must be a row of devices"),
         ({"problem": 0, "placement": []}, "option placement must have a device"),
         ({"problem": 0, "placement": [0.9] * 12}, "option placement must have a device"),
     ):
         with pytest.raises(EpisodesError, match=says):
             placement.reset(options=options)
-    with pytest.raises(EpisodesError, match="option placement must have 2 rows, one for each episode, not 3"):
+    with pytest.raises(EpisodesError, match="option placement must be a row of devices for each of 2, not"):
         PlacementVectorEnv(problems(), 2).reset(options={"placement": [0, 0, 0]})
 
 
