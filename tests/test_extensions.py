@@ -231,6 +231,14 @@ def test_a_split_without_graphs_is_named(
     assert run(*train, "--validation-graphs", graph_file) == 0
 
 
+def test_control_characters_in_descriptions_are_not_printed(
+    adds: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    adds("placeto.families", "ours = ours:FAMILIES", FEW.replace('"graphs"', '"\\x1b[31mred"'))
+    assert run("list", "families") == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "mine").replace("LACKS", "splits"))
     with pytest.raises(ExtensionError, match=r"in placeto\.families of ours: the family 'mine' has no splits"):

@@ -49,7 +49,7 @@ def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[in
         total, before = max(sum(names.values()), 1), 0
         of = {}
         for name, size in names.items():
-            of[name] = f"part {before * MOST_GROUPS // total}"
+            of[name] = f"part {min(before * MOST_GROUPS // total, MOST_GROUPS - 1)}"
             before += size
         found = [of[home] if isinstance(home, str) else home for home in found]
     return found

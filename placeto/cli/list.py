@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tyro.conf import Positional
 
+from placeto.cli.common import say
 from placeto.placers import families, first_line, load_family, placer_names
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run(arguments: Arguments) -> None:
     table = tables[arguments.what]()
     width = max(map(len, table), default=0)
     for name, sentence in table.items():
-        print(f"{name:<{width}}  {sentence}")
+        say(f"{name:<{width}}  {sentence}")
 
 
 def _families() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from placeto.cli.common import (
     UsageError,
     check_positive,
     find_cluster,
+    note,
+    say,
 )
 from placeto.cli.graphs import CaptureOptions, find_graph, is_factory
 from placeto.formats.placement import load_placement
@@ -147,13 +148,13 @@ def _train(
         train(config, problems, validation, initial=initial, resume=arguments.resume)
         return
     if single:
-        print("no validation graphs: the training graphs choose the parameters that are kept", file=sys.stderr)
+        note("no validation graphs: the training graphs choose the parameters that are kept")
     with ProgressBar("training", total=1.0) as bar:
         train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
     if single:
         _print_best(problems, out)
-    print(f"checkpoint   {out / FILE_NAME}")
-    print(f"curves       tensorboard --logdir {out}")
+    say(f"checkpoint   {out / FILE_NAME}")
+    say(f"curves       tensorboard --logdir {out}")
 
 
 def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
@@ -188,9 +189,9 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
         train(config, problems, None, initial=initial, resume=arguments.resume, report=bar.update, measure=measure)
     for number, name in enumerate(problems):
         best, one = measure.best_us(number), measure.one_device_us[number]
-        print(f"best met     {name}: {best:.1f} us measured, {best / one:.4f} of one device")
-    print(f"checkpoint   {out / FILE_NAME}")
-    print(f"curves       tensorboard --logdir {out}")
+        say(f"best met     {name}: {best:.1f} us measured, {best / one:.4f} of one device")
+    say(f"checkpoint   {out / FILE_NAME}")
+    say(f"curves       tensorboard --logdir {out}")
 
 
 def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
@@ -200,7 +201,7 @@ def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
         if path.exists():
             us = load_placement(path).makespan_us or 0.0
             single = problem.single_device_us or 1.0  # 0 where nothing takes time
-            print(f"best met     {name}: {us:.1f} us, {us / single:.4f} of the best single device, {path}")
+            say(f"best met     {name}: {us:.1f} us, {us / single:.4f} of the best single device, {path}")
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:

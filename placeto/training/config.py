@@ -281,8 +281,12 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     return OneShotTrainConfig(out, placer=placer, policy=policy, learning=ONE_SHOT_LEARNING[placer])
 
 
-def check_config(config: AnyTrainConfig) -> None:
+def check_config(config: AnyTrainConfig, measured: bool = False) -> None:
     """Refuse settings that can't work.
+
+    Args:
+        config: settings of a training.
+        measured: moves are rewarded by measured step times, which the supervised stage can't use.
 
     Raises:
         ConfigError: one is out of its range or contradicts another, or the learned placer is unknown.
@@ -302,6 +306,9 @@ def check_config(config: AnyTrainConfig) -> None:
         _check_one_shot(config)
     elif isinstance(config, TrainConfig):
         _check_iterative(config)
+        if measured and config.learning.supervised > 0:
+            raise ConfigError(f"learning.reinforcement must be 1 with measured step times, because the supervised "
+                              f"stage is simulated, not {config.learning.reinforcement}")  # fmt: skip
 
 
 def check_loaded(**parts: Any) -> None:
@@ -317,20 +324,28 @@ def check_loaded(**parts: Any) -> None:
         check_settings(settings, f"{part}.")
         if isinstance(settings, OneShotConfig):
             _check_widths(settings)
+        if isinstance(settings, GuidedConfig):
+            _check_scales(settings.scales)
 
 
 def _check_iterative(config: TrainConfig) -> None:
     learning = config.learning
-    if learning.replicas < 2:
+    _check_scales(config.search.scales)
+    if learning.reinforcement > 0 and learning.replicas < 2:
         raise ConfigError(f"learning.replicas must be at least 2, not {learning.replicas}")
     if learning.reinforcement < 1 and not hasattr(find_policy(config.placer).policy, "changes"):
         raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
                           f"moves, not {learning.reinforcement}")  # fmt: skip
     _check_reward(learning.reward, reward_names())
     episodes = learning.graphs * learning.supervised_replicas
-    if learning.replay and learning.replay < episodes:
+    if learning.supervised > 0 and learning.replay and learning.replay < episodes:
         raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
                           f"not {learning.replay}")  # fmt: skip
+
+
+def _check_scales(scales: tuple[float, ...]) -> None:
+    if scales[:1] != (1.0,) or list(scales) != sorted(set(scales), reverse=True):
+        raise ConfigError(f"search.scales must begin with 1 and fall, unlike {' '.join(map(str, scales)) or '()'}")
 
 
 def _check_one_shot(config: OneShotTrainConfig) -> None:

@@ -86,7 +86,7 @@ def train(
             bit-identical to that of an uninterrupted run on the same machine. Limits in minutes depend on the clock.
         report: called with the finished share in 0..1 and a note; while a graph is prepared, with 0 and its name.
         measure: returns measured step times of training problems, by which moves are then rewarded. Validation stays
-            simulated. For one process and for training without a supervised stage.
+            simulated. For one process, and for training without a supervised stage.
 
     Returns:
         The last logged number of each tensorboard tag.
@@ -103,7 +103,7 @@ def train(
         RanksError: the other processes can't be reached, or one of them ended.
         Interruption: Ctrl-C or SIGTERM came; the iteration is finished, and all is written. It is a KeyboardInterrupt.
     """
-    check_config(config)
+    check_config(config, measured=measure is not None)
     _check(problems, validation)
     if resume:
         find_checkpoint(config.out)

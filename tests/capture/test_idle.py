@@ -80,6 +80,12 @@ def test_many_idle_modules_are_a_few_groups_of_one_size() -> None:
     assert found == sorted(found, key=found.index), "neighbours stay together"
 
 
+def test_an_empty_tensor_at_the_end_is_in_no_further_group() -> None:
+    idle = [Idle(f"experts.{expert}.weight", 10, True) for expert in range(10 * MOST_GROUPS)]
+    found = homes([*idle, Idle("last.weight", 0, True)], [{"module": "router", "type": "aten.mm"}])
+    assert len(set(found)) == MOST_GROUPS
+
+
 @pytest.mark.parametrize("placer", ["single", "roundrobin", "metis", "heft", "etf", "m-topo", "m-etf", "multilevel"])
 def test_steps_with_idle_parameters_are_placed_and_run(placer: str) -> None:
     torch.manual_seed(0)

@@ -5,11 +5,13 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 
+from placeto.policies.sweeps import GuidedConfig
 from placeto.ranges import Range, Share
-from placeto.training.config import LearningConfig
+from placeto.training.config import LearningConfig, TrainConfig, check_config, check_loaded
 from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.settings import ConfigError, check_settings
+from placeto.training.trainer import train
 from tests.training.test_trainer import QUICK, config, problems, same
 
 
@@ -102,3 +104,25 @@ def test_the_settings_that_have_no_effect_without_a_stage_are_named(reinforcemen
     base = replace(QUICK, reinforcement=reinforcement, replay=20, annealed=0.4)
     assert same(learned(replace(base, **others)), learned(base))
     assert not same(learned(replace(base, temperature=3.0)), learned(base))
+
+
+@pytest.mark.parametrize(
+    "learning", [{"reinforcement": 0.0, "replicas": 1}, {"reinforcement": 1.0, "replay": 2}], ids=str
+)
+def test_settings_without_effect_are_not_refused(learning):
+    check_config(TrainConfig("out", learning=LearningConfig(**learning)))
+
+
+@pytest.mark.parametrize("scales", [(1.0, 0.25, 0.5), (0.5, 0.25), (1.0, 1.0)], ids=str)
+def test_scales_begin_with_one_and_fall(scales):
+    with pytest.raises(
+        ConfigError, match=rf"search\.scales must begin with 1 and fall, unlike {scales[0]} {scales[1]}"
+    ):
+        check_config(TrainConfig("out", search=GuidedConfig(scales=scales)))
+    with pytest.raises(ConfigError, match=r"search\.scales must begin with 1 and fall"):
+        check_loaded(search=GuidedConfig(scales=scales))
+
+
+def test_measured_step_times_are_no_labels_of_the_supervised_stage(tmp_path):
+    with pytest.raises(ConfigError, match=r"learning\.reinforcement must be 1 with measured step times, .* not 0\.5"):
+        train(config(tmp_path), problems(2), None, measure=lambda number, placement: 1.0)
