@@ -112,21 +112,27 @@ class PlacementFile:
     def on(self, graph: ComputationGraph, count: int) -> tuple[np.ndarray, list[list[int]], list[str]]:
         """Return the placement on `count` devices, for callers that don't have its cluster.
 
-        Devices are numbered in the order of the file's `peak_memory` or, if it has none, of its `order`.
+        The devices are all that the file names, or only those that have an op if `count` is their number. They are
+        numbered in the order of the file's `peak_memory` or, if it has none, of its `order`.
 
         Returns:
             The number of each op's device (N,), the ops of each device in their order, and the devices' names.
 
         Raises:
             PlacementError: the file is for another graph, has no order or one that contradicts the graph, leaves an op
-                out, or names another number of devices.
+                out, or neither names nor uses `count` devices.
         """
         names = list(self.peak_memory or self.order or {})
         if self.order is None or not names:
             raise PlacementError("the placement has no order: `placeto place` writes one")
         names += sorted({*self.placement.values(), *self.order} - set(names))
-        if len(names) != count:
-            raise PlacementError(f"the placement is for {len(names)} devices, {listed(names)}; {count} are given")
+        used = [name for name in names if name in set(self.placement.values())]
+        if count not in (len(names), len(used)):
+            of_these = f", and uses {len(used)} of them" if len(used) < len(names) else ""
+            raise PlacementError(
+                f"the placement is for {len(names)} devices, {listed(names)}{of_these}; {count} are given"
+            )
+        names = names if count == len(names) else used
         self._check_hash(graph)
         self._check_ops(graph)
         self.op_order(graph)  # which refuses orders that contradict the graph

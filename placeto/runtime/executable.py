@@ -208,6 +208,9 @@ class PlacedModule:
             if wrong:
                 takes = f"{self.capture.graph.name} takes {', '.join(self._named)} by name"
                 raise RunError(f"{takes}, not {quote(min(wrong))}" if wrong - set(self._named) else takes)
+            if len(arguments) != self._targets:
+                takes = f"{self.capture.graph.name} takes inputs by name and {self._targets} targets by position"
+                raise RunError(f"{takes}, not {len(arguments)}")
             return {key: named[key] for key in self._named}, arguments
         if named or len(arguments) != self._count + self._targets:
             given = f"{len(arguments)} and {len(named)} by name" if named else str(len(arguments))

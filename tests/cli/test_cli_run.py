@@ -68,7 +68,6 @@ def test_tune_then_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "simulated" in output
     for factory, devices, says in (
         (f"{model}:towers(width=32)", "cpu:0,cpu:1", "the placement is for another graph"),
-        (f"{model}:towers", "cpu:0", "the placement is for 2 devices, cpu:0, cpu:1; 1 are given"),
         (f"{model}:towers", "cpu:0,cpu:99", "device 'cpu:99': this machine has cpu:0"),
         (f"{model}:nothing", "cpu:0,cpu:1", "has no function 'nothing'"),
         (f"{model}:broken", "cpu:0,cpu:1", "ValueError: no such luck"),
@@ -79,6 +78,27 @@ def test_tune_then_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     placement.write_text(json.dumps(document))
     says = "the placement has no order"
     assert says in fails(capsys, "run", f"{model}:towers", "--placement", placement, "--devices", "cpu:0,cpu:1")
+
+
+def test_a_placement_runs_on_the_devices_that_it_uses(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement, graph = tmp_path / "placement.json", tmp_path / "mine.json"
+    assert run("capture", f"{model}:towers", "-o", graph) == 0
+    assert run("place", graph, "--cluster", "4xv100", "--placer", "single", "-o", placement) == 0
+    document = json.loads(placement.read_text())
+    one, other = document["placement"], list(document["peak_memory"])[2]
+    moved = [op for op in one if "towers.1" in op]
+    document["order"] = {
+        first: [op for op in ops if op not in moved] for first, ops in document["order"].items() if ops
+    } | {other: [op for ops in document["order"].values() for op in ops if op in moved]}
+    document["placement"] |= dict.fromkeys(moved, other)
+    placement.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert run("run", f"{model}:towers", "--placement", placement, "--devices", "cpu:0,cpu:1", "--steps", 2) == 0
+    assert "cpu:1   " in capsys.readouterr().out
+    says = fails(capsys, "run", f"{model}:towers", "--placement", placement, "--devices", "cpu:0")
+    assert "the placement is for 4 devices, gpu:0, gpu:1, gpu:2, gpu:3, and uses 2 of them; 1 are given" in says
 
 
 def test_a_step_in_16_bits_is_tuned_and_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,6 +308,8 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
     ):
         with pytest.raises(RunError, match=says):
             step(**arguments)
+    with pytest.raises(RunError, match="takes inputs by name and 0 targets by position, not 1"):
+        step(other, x=other, scale=2.0)
 
 
 def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice]) -> None:
