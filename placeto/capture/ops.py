@@ -224,11 +224,13 @@ def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
 
 
 def _needed(traced: GraphModule) -> set[Node]:
+    """The nodes that outputs need, and those of what is written back to buffers and parameters, except counters."""
     needed: set[Node] = set()
-    stack = [node for node in traced.graph.nodes if node.op == "output"]
+    written = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    values = [node.all_input_nodes[-1] for node in written if node.all_input_nodes[0].meta["val"].numel() > 1]
+    stack = [*traced.graph.find_nodes(op="output"), *values]
     while stack:
-        node = stack.pop()
-        if node not in needed:
+        if (node := stack.pop()) not in needed:
             needed.add(node)
             stack.extend(nodes_read(node))
     return needed

@@ -100,6 +100,7 @@ class _Recorder(TorchDispatchMode):
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
         self.lifetimes = Lifetimes()
         self.inputs: list[tuple[Tensor, Node]] = []
+        self.elsewhere: Any = WeakTensorKeyDictionary()  # tensors whose changes functional ops made of new tensors
 
     def add_input(self, value: Any) -> None:
         """Add a placeholder for an argument."""
@@ -115,10 +116,10 @@ class _Recorder(TorchDispatchMode):
         """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
         self.lifetimes.end()
         for value, node in self.inputs:
-            changed = self.nodes[value]
-            ran = changed.meta.get(RAN)
-            if ran is not None and _is_mutable(ran) and not _is_mutable(changed.target):
-                copy = self.graph.create_node("call_function", aten.copy_.default, (node, changed), None, "copy_")
+            if value in self.elsewhere:
+                copy = self.graph.create_node(
+                    "call_function", aten.copy_.default, (node, self.nodes[value]), None, "copy_"
+                )
                 copy.meta |= {"val": node.meta["val"], "label": Label(), _WRITES_BACK: True}
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
@@ -179,6 +180,8 @@ class _Recorder(TorchDispatchMode):
         changed = _is_mutable(func)
         if isinstance(result, Tensor):
             self.nodes[result] = node
+            if changed and not _is_mutable(target):
+                self.elsewhere[result] = True
             self.lifetimes.made(result, node, changed)
         elif isinstance(result, list | tuple):
             for number, (part, layout) in enumerate(zip(result, node.meta["val"], strict=True)):

@@ -107,3 +107,26 @@ def test_attention_and_transformer() -> None:
     assert any(name.startswith("self_attn/grad/") for name in graph.op_names)
     inference = capture_inference(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), [meta(2, 6, 16)])
     assert inference.flops.sum() == 2 * total
+
+
+def test_what_is_written_back_to_buffers_is_in_the_graph() -> None:
+    """A codebook is averaged after the output is made, and nothing else reads the product; a counter is left out."""
+
+    class Codebook(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("sums", torch.zeros(5, 3))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+            y = self.layer(x)
+            with torch.no_grad():
+                self.sums.mul_(0.9).add_(codes.t() @ y)
+                self.calls += 1
+            return y
+
+    graph = capture_training(Codebook(), [torch.ones(7, 4), torch.ones(7, 5)], lambda y: y.square().mean())
+    assert graph.op_types.count("aten.mm") == 2
+    assert graph.flops.sum() == 2 * 7 * 4 * 3 * 2 + 2 * 5 * 7 * 3
+    assert graph.op_types.count("aten.add") == 1

@@ -60,6 +60,22 @@ def test_buffers_and_data_assigned_anew_are_as_in_eager() -> None:
     assert_as_eager(Layer(normalised), [x], steps=3)
 
 
+def test_moving_averages_in_place_are_as_in_eager() -> None:
+    """A number changes a tensor first, then another tensor does: as of a teacher, or of a normaliser."""
+
+    def taught(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for its, own in zip(self.teacher.parameters(), self.layer.parameters(), strict=True):
+                its.mul_(0.5).add_(own, alpha=0.5)
+            self.mean *= 0.9
+            self.mean += 0.1 * x.mean(0)
+            self.last.neg_().copy_(self.last + x[0])
+        return self.layer(x) - self.teacher(x) + self.mean + self.last
+
+    module = Layer(taught, mean=torch.ones(4), last=torch.ones(4), teacher=nn.Linear(4, 4).requires_grad_(False))
+    assert_as_eager(module, [torch.randn(3, 4)], steps=3)
+
+
 def test_the_value_that_a_buffer_had_is_returned() -> None:
     def shifted(self: Any, x: Tensor) -> Any:
         before, self.state = self.state, self.layer(x) + self.state
