@@ -41,7 +41,6 @@ _NAMES = {
     "simulator.evaluator": ("PlacementResult",),
     "simulator.schedule": ("PlacementError", "Schedule", "simulate"),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "ComputationGraph",
@@ -70,4 +69,4 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
 ]
 
 
-__getattr__, __dir__ = lazily(globals(), _MODULES)
+__getattr__, __dir__ = lazily(globals(), _NAMES)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazily(space: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazily(
+    space: dict[str, Any], names: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562), which import its names when first used.
 
     Args:
         space: the package's ``globals()``.
-        modules: name -> the module below the package that has this name.
+        names: a module below the package -> the names that it has.
     """
+    modules = {name: module for module, those in names.items() for name in those}
 
     def get(name: str) -> Any:
         if name not in modules:

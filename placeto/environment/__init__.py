@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvConfig", "EnvState", "Instance", "InstanceBatch", "make_instance", "observe", "reset", "step"]
 
-_MODULES = {
-    "EnvConfig": "config",
-    "EnvState": "mdp",
-    "Instance": "instance",
-    "InstanceBatch": "instance",
-    "make_instance": "instance",
-    "observe": "observation",
-    "reset": "mdp",
-    "step": "mdp",
+_NAMES = {
+    "config": ("EnvConfig",),
+    "instance": ("Instance", "InstanceBatch", "make_instance"),
+    "mdp": ("EnvState", "reset", "step"),
+    "observation": ("observe",),
 }
-__getattr__, __dir__ = lazily(globals(), _MODULES)
+__getattr__, __dir__ = lazily(globals(), _NAMES)

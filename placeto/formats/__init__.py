@@ -26,12 +26,9 @@ __all__ = [
     "save_placement",
 ]
 
-_MODULES = {
-    "IMPORTERS": "importers",
-    "PlacementFile": "placement",
-    "find_importer": "importers",
-    "load_placement": "placement",
-    "save_chrome_trace": "chrome_trace",
-    "save_placement": "placement",
+_NAMES = {
+    "chrome_trace": ("save_chrome_trace",),
+    "importers": ("IMPORTERS", "find_importer"),
+    "placement": ("PlacementFile", "load_placement", "save_placement"),
 }
-__getattr__, __dir__ = lazily(globals(), _MODULES)  # lazy, so that the process of `apart` starts quickly
+__getattr__, __dir__ = lazily(globals(), _NAMES)  # lazy, so that the process of `apart` starts quickly

@@ -38,5 +38,5 @@ __all__ = [
     "split_groups",
 ]
 
-_GROUPING = "Groups", "expand", "group_ops", "join_groups", "split_groups"  # it loads numba
-__getattr__, __dir__ = lazily(globals(), dict.fromkeys(_GROUPING, "grouping"))
+_NAMES = {"grouping": ("Groups", "expand", "group_ops", "join_groups", "split_groups")}  # it loads numba
+__getattr__, __dir__ = lazily(globals(), _NAMES)

@@ -73,16 +73,13 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
         return np.argsort(priority)
     if dispatch in STATIC_ORDERS:
         return graph.topological_order
-    by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
-    child = graph.edge_dst[by_name].tolist()
-    ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
-    missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
+    missing, rank = [len(sources) for sources in graph.reads], graph.name_rank.tolist()
     order = [op for op in range(graph.num_ops) if missing[op] == 0]
     for op in order:  # the list grows in the loop: first ready, first served
-        for c in child[ptr[op] : ptr[op + 1]]:
-            missing[c] -= 1
-            if missing[c] == 0:
-                order.append(c)
+        for reader in sorted(graph.readers[op], key=rank.__getitem__):
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                order.append(reader)
     return np.array(order, np.int64)
 
 

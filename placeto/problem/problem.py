@@ -71,7 +71,7 @@ class PlacementProblem:
             time, op = f"{least[bad[0]]:g} to {most[bad[0]]:g} us", quote(self.graph.op_names[bad[0]])
             rule = f"must be 0, or from {_SHORTEST_US:g} to {_LONGEST_US:g} us"
             raise GraphError(f"op {op}: its time {where} {rule}, not {time}")
-        if not _horizon(self) <= _LONGEST_US:
+        if not self.horizon_us <= _LONGEST_US:
             name = quote(self.graph.name)
             raise GraphError(f"graph {name}: its makespan {where} may be more than {_LONGEST_US:g} us")
 
@@ -162,6 +162,15 @@ class PlacementProblem:
         """
         return max(self.longest_path_us, float(self.busy_us.min(axis=1).sum()) / self.num_devices)
 
+    @property
+    def horizon_us(self) -> float:
+        """Microseconds after which every schedule has ended: all ops and transfers one by one, each at its slowest."""
+        graph, cluster = self.graph, self.cluster
+        ops = sum(self.op_time.max(axis=1).tolist()) + self.num_ops * float(cluster.overhead_us.max())
+        largest = float(graph.output_bytes.max(initial=0))
+        transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
+        return ops + graph.num_edges * transfer
+
     @cached_property
     def arrays(self) -> FlatProblems:
         """The problem as flat arrays, a batch of one problem, which the kernels read."""
@@ -245,12 +254,3 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
     if not hasattr(costs, "op_time_us"):
         how = "placeto.problem.costs.load_costs('roofline')"
         raise TypeError(f"a PlacementProblem needs a cost model, not {quote(costs)}: write {how}")
-
-
-def _horizon(problem: PlacementProblem) -> float:
-    """Microseconds after which every schedule has ended: all ops and transfers one by one, each at its slowest."""
-    graph, cluster = problem.graph, problem.cluster
-    ops = sum(problem.op_time.max(axis=1).tolist()) + problem.num_ops * float(cluster.overhead_us.max())
-    largest = float(graph.output_bytes.max(initial=0))
-    transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
-    return ops + graph.num_edges * transfer

@@ -14,17 +14,11 @@ if TYPE_CHECKING:
     from placeto.runtime.program import Program
     from placeto.runtime.steps import RealStep, StepError, real_inference, real_training
 
-_MODULES = {
-    "DeviceError": "devices",
-    "LocalDevice": "devices",
-    "Profile": "profiling",
-    "Program": "program",
-    "RealStep": "steps",
-    "StepError": "steps",
-    "open_devices": "devices",
-    "profile": "profiling",
-    "real_inference": "steps",
-    "real_training": "steps",
+_NAMES = {
+    "devices": ("DeviceError", "LocalDevice", "open_devices"),
+    "profiling": ("Profile", "profile"),
+    "program": ("Program",),
+    "steps": ("RealStep", "StepError", "real_inference", "real_training"),
 }
 
 __all__ = [
@@ -40,4 +34,4 @@ __all__ = [
     "real_training",
 ]
 
-__getattr__, __dir__ = lazily(globals(), _MODULES)
+__getattr__, __dir__ = lazily(globals(), _NAMES)

@@ -19,15 +19,9 @@ if TYPE_CHECKING:
         default_config,
     )
 
-_MODULES = {
-    "CheckpointError": "checkpoint",
-    "LearningConfig": "config",
-    "OneShotLearningConfig": "config",
-    "OneShotTrainConfig": "config",
-    "TrainConfig": "config",
-    "default_config": "config",
-    "load_checkpoint": "checkpoint",
-    "save_checkpoint": "checkpoint",
+_NAMES = {
+    "checkpoint": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
+    "config": ("LearningConfig", "OneShotLearningConfig", "OneShotTrainConfig", "TrainConfig", "default_config"),
 }
 
 __all__ = [
@@ -41,4 +35,4 @@ __all__ = [
     "save_checkpoint",
 ]
 
-__getattr__, __dir__ = lazily(globals(), _MODULES)
+__getattr__, __dir__ = lazily(globals(), _NAMES)

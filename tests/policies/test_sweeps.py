@@ -56,13 +56,10 @@ class Watched(Evaluator):
         return super().score_batch(group_placements)
 
 
-def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_one_device():
+def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_one_device(placer):
     problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
     instance = make_instance(problem)
     groups = instance.groups.num_groups
-    torch.manual_seed(0)
-    policy = CompiledPolicy.of(PlacetoPolicy(PlacetoConfig()))
-    placer = GuidedPlacer(policy, EnvConfig())
     evaluator = Watched(problem, instance.groups, 1000)
     here = start = np.random.default_rng(0).integers(3, size=groups)
     best = evaluator.score(start)

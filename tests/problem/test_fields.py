@@ -105,6 +105,7 @@ def test_checks_give_plain_values(name: str, value: Any, checked: Any) -> None:
         ("number", float("inf")),
         ("number", True),
         ("number", 10**400),
+        ("number", "9"),
         ("number > 0", 0),
         ("number or infinite", float("nan")),
         ("integer", 1.0),
@@ -118,6 +119,8 @@ def test_checks_give_plain_values(name: str, value: Any, checked: Any) -> None:
         ("text", "\udfff"),
         ("sizes", "12"),
         ("numbers by name", {1: 2}),
+        ("numbers by name", ["a"]),
+        ("numbers by name", {"\ud800": 1}),
         ("choice", ["a"]),
     ],
 )

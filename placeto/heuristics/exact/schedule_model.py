@@ -52,7 +52,7 @@ class ScheduleModel:
         self.problem = problem
         self.group: list[int] = groups.group.tolist()  # (N,)
         if horizon_us is None:
-            horizon_us = _one_after_another_us(problem)
+            horizon_us = problem.horizon_us
         self.ticks_per_us = _round_down(_HORIZON_TICKS / max(horizon_us, 1e-6))
         self._horizon = self._ticks(horizon_us)
         self.model = ortools().CpModel()
@@ -264,15 +264,6 @@ def _off_diagonal(column: np.ndarray, index: int) -> np.ndarray:
     column = column.copy()
     column[index] = column[index - 1]
     return column
-
-
-def _one_after_another_us(problem: PlacementProblem) -> float:
-    """Microseconds in which, for any placement, all ops and sends can run one after another."""
-    graph, cluster = problem.graph, problem.cluster
-    ops = float((problem.op_time + cluster.overhead_us).max(axis=1).sum())
-    largest = float(graph.output_bytes.max(initial=0))
-    send = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
-    return ops + graph.num_edges * send
 
 
 def _interchangeable(problem: PlacementProblem) -> list[list[int]]:

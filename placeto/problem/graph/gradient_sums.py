@@ -100,37 +100,23 @@ def together(graph: ComputationGraph) -> np.ndarray:
     A captured parameter stays with its first user, since a copy travels to every other device that uses it. The ops of
     a sum of gradients stay with the op of type "gradient". Ops in no group have -1.
     """
-    leader = list(range(graph.num_ops))
-
-    def find(op: int) -> int:
-        while leader[op] != op:
-            leader[op] = op = leader[leader[op]]
-        return op
-
-    def join(one: int, other: int) -> None:
-        one, other = sorted((find(one), find(other)))
-        leader[other] = one
+    from scipy.sparse import coo_array  # here, since it takes long to load, and reading a graph needs none
+    from scipy.sparse.csgraph import connected_components
 
     members: dict[int, int] = {}
-    for op, colour in enumerate(graph.colocation.tolist()):
-        if colour >= 0:
-            join(members.setdefault(colour, op), op)
-    for op, user in first_users(graph).items():
-        join(op, user)
+    coloured = ((op, colour) for op, colour in enumerate(graph.colocation.tolist()) if colour >= 0)
+    pairs = [(members.setdefault(colour, op), op) for op, colour in coloured]
+    pairs += first_users(graph).items()
     sums = gradient_sums(graph)
-    for number, home in enumerate(sums.home.tolist()):
-        for addition in sums.addition[sums.ptr[number] + 1 : sums.ptr[number + 1]].tolist():
-            join(home, addition)
-    roots = [find(op) for op in range(graph.num_ops)]
-    sizes = np.bincount(roots, minlength=graph.num_ops)
-    numbers: dict[int, int] = {}
-    found = [
-        numbers.setdefault(root, len(numbers)) if sizes[root] > 1 or graph.colocation[op] >= 0 else -1
-        for op, root in enumerate(roots)
-    ]
-    array = np.array(found, np.int64)
-    array.setflags(write=False)
-    return array
+    homes = np.repeat(sums.home, np.diff(sums.ptr) - 1)  # one for each addition
+    ends = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), np.stack([homes, sums.additions], axis=1)])
+    links = coo_array((np.ones(len(ends)), tuple(ends.T)), (graph.num_ops, graph.num_ops))
+    part = connected_components(links, directed=False)[1]  # numbered in the order of their first ops
+    found = np.full(graph.num_ops, -1)
+    kept = (np.bincount(part)[part] > 1) | (graph.colocation >= 0)
+    found[kept] = np.unique(part[kept], return_inverse=True)[1]
+    found.setflags(write=False)
+    return found
 
 
 def first_users(graph: ComputationGraph) -> dict[int, int]:

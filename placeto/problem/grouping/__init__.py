@@ -22,4 +22,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_GROUPS", "Groups", "cut_groups", "expand", "group_ops", "join_groups", "split_groups"]
 
-__getattr__, __dir__ = lazily(globals(), dict.fromkeys(__all__, "grouping"))  # it loads numba
+__getattr__, __dir__ = lazily(globals(), {"grouping": __all__})  # it loads numba

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.environment.instance import Measure
+from placeto.policies.external import find_policy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import capture_random, restore_random
 from placeto.training.learners.replay import Replay
@@ -51,6 +52,23 @@ class TrainState:
     controls: dict[str, float] = field(default_factory=dict)  # numbers of the controls, by tag; they don't change
     devices: int = 0  # devices of the largest cluster that the policy was trained on, 0 = unknown
     graphs: dict[str, dict[str, str]] = field(default_factory=dict)  # "training", "validation": names by likeness
+
+    @classmethod
+    def fresh(cls, config: Any, elite: np.ndarray, elite_score: np.ndarray, random_device: str = "cpu") -> TrainState:
+        """Make the state of a run that begins, with a fresh policy; its randomness depends on the config's seed alone.
+
+        `elite` and `elite_score` are those of the state. Torch's random numbers are drawn on `random_device`.
+        """
+        torch.manual_seed(config.seed)
+        policy = find_policy(config.placer).make(config.policy).to(config.device)
+        return cls(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            torch_random=torch.Generator(random_device).manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=elite,
+            elite_score=elite_score,
+        )
 
     def average_parameters(self, decay: float) -> None:
         """Update the moving average with the present parameters. In the first iterations the decay is smaller."""

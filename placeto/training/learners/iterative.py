@@ -27,7 +27,6 @@ from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
 from placeto.policies.base import PairDistribution, answers
-from placeto.policies.external import find_policy
 from placeto.policies.guided_search import Starts, cheap_starts
 from placeto.policies.placeto import PlacetoPolicy
 from placeto.policies.sweeps import FEWEST
@@ -106,21 +105,12 @@ class IterativeLearner:
 
     def initial_state(self) -> TrainState:
         """Make a state with a fresh policy; the best placements met are the best starts."""
-        config, learning, family, starts = self.config, self.config.learning, self.family, self.family.starts
-        torch.manual_seed(config.seed)
-        policy = find_policy(config.placer).make(config.policy).to(config.device)
-        remembers = learning.replay and learning.supervised
-        return TrainState(
-            policy=policy,
-            optimizer=torch.optim.Adam(policy.parameters(), lr=learning.lr),
-            torch_random=torch.Generator().manual_seed(config.seed),
-            random=np.random.default_rng(config.seed),
-            elite=family.best_starts,
-            elite_score=np.full(len(starts), np.inf)
-            if family.batch.measure
-            else np.array([s.score[0] for s in starts]),
-            replay=Replay(learning.replay, family.batch.max_groups, learning.labels) if remembers else None,
-        )
+        learning, family = self.config.learning, self.family
+        scores = [np.inf if family.batch.measure else starts.score[0] for starts in family.starts]
+        state = TrainState.fresh(self.config, family.best_starts, np.array(scores))
+        if learning.replay and learning.supervised:
+            state.replay = Replay(learning.replay, family.batch.max_groups, learning.labels)
+        return state
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """Run one iteration: this rank's episodes, loss, gradient steps. Returns the numbers to log, by tag."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from placeto.environment.instance import Measure
 from placeto.environment.rewards import find_placement_reward
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.policies.one_shot.randomness import SharedGenerator
@@ -102,19 +101,12 @@ class OneShotLearner:
         Raises:
             PolicyError: the cluster of a problem has more devices than the policy was made for.
         """
-        config, family = self.config, self.family
-        torch.manual_seed(config.seed)
-        policy = find_policy(config.placer).make(config.policy).to(config.device)
-        for graph in (*family.inputs, *self.held_out.inputs):
-            policy.check(graph)
-        return TrainState(
-            policy=policy,
-            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
-            torch_random=torch.Generator(config.device).manual_seed(config.seed),
-            random=np.random.default_rng(config.seed),
-            elite=np.zeros((len(family.inputs), family.batch.max_ops), np.int64),
-            elite_score=np.full(len(family.inputs), np.inf),
-        )
+        config, count = self.config, len(self.family.inputs)
+        elite = np.zeros((count, self.family.batch.max_ops), np.int64)
+        state = TrainState.fresh(config, elite, np.full(count, np.inf), config.device)
+        for graph in (*self.family.inputs, *self.held_out.inputs):
+            _policy(state).check(graph)
+        return state
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """Run one round: draw samples, simulate them, make gradient steps. Returns the numbers to log, by tag."""

@@ -51,17 +51,8 @@ class TraversalLearner:
 
     def initial_state(self) -> TrainState:
         """Make a state with a fresh policy, in which no placement was met."""
-        config, most = self.config, max(walk.num_groups for walk, _ in self.walks)
-        torch.manual_seed(config.seed)
-        policy = PlacetoPaperPolicy(config.policy)
-        return TrainState(
-            policy=policy,
-            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
-            torch_random=torch.Generator().manual_seed(config.seed),
-            random=np.random.default_rng(config.seed),
-            elite=np.zeros((len(self.walks), most), np.int64),
-            elite_score=np.full(len(self.walks), np.inf),
-        )
+        count, most = len(self.walks), max(walk.num_groups for walk, _ in self.walks)
+        return TrainState.fresh(self.config, np.zeros((count, most), np.int64), np.full(count, np.inf))
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """Run one iteration: this rank's traversals of a graph drawn at random, and one gradient step.

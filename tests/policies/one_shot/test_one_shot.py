@@ -14,6 +14,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.base import Run
@@ -31,8 +32,6 @@ SMALL = {
 
 
 def problem(devices: int = 3, seed: int = 0):
-    from placeto.problem.problem import PlacementProblem
-
     return PlacementProblem(random_graph(seed, 40), toy_cluster(devices, speeds=(1.0, 0.5, 1.0, 2.0)[:devices]))
 
 
@@ -225,8 +224,6 @@ def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
 
 
 def test_what_does_not_fit_is_repaired(policy, monkeypatch) -> None:
-    from placeto.problem.problem import PlacementProblem
-
     small = PlacementProblem(chain(*[100] * 10, output=5), devices(300, 900))
     placer = SamplingPlacer(policy)
     monkeypatch.setattr(placer, "_placements", lambda *_: np.zeros((1, small.num_ops), np.int64))
