@@ -65,6 +65,14 @@ def test_links_between_pages_resolve(page: Path) -> None:
     assert [f"{path}#{anchor}" for to, path, anchor in found if anchor and anchor not in anchors(to)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_places_in_a_file_are_there(page: Path) -> None:
+    named = re.findall(r"`(\w+)`\s(?:(?:or|and)\s(?:to\s)?`(\w+)`\s)?in\s`(placeto/[\w/]+\.py)`", page.read_text())
+    for one, other, path in named:
+        for name in filter(None, (one, other)):
+            assert re.search(rf"^(?:class |def )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
+
+
 def test_every_experiment_stands_in_the_list() -> None:
     listed = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "experiments.md").read_text(), re.MULTILINE))
     runnable = {path.stem for path in (ROOT / "experiments").glob("*.py") if "\n    command(main" in path.read_text()}
