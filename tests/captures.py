@@ -1,5 +1,8 @@
 """Small modules to capture, and what a captured graph says of an op."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -40,6 +43,24 @@ def kept(graph: ComputationGraph, name: str) -> set[str]:
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+class Made(nn.Module):
+    """A module of some parts, whose forward pass is a function of the module and of what it is given."""
+
+    def __init__(self, compute: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.compute(self, *arguments, **named)
+
+
+def called(function: Any) -> nn.Module:
+    """A function of tensors, as a module."""
+    return Made(lambda self, *inputs: function(*inputs))
 
 
 class Checkpointed(nn.Module):

@@ -1,18 +1,39 @@
-"""The nodes of a traced graph that some nodes need."""
+"""What is reached from some nodes of a graph: of a traced one, of autograd's, or of a graph of ops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
+from torch import Tensor
 from torch.fx import Node
 
+Item = TypeVar("Item")
 
-def needed_by(roots: Sequence[Node]) -> set[Node]:
-    """The roots, and all nodes that they need, directly or not."""
-    needed, stack = set(), list(roots)
+
+def reached(roots: Iterable[Item], following: Callable[[Item], Iterable[Item]]) -> Collection[Item]:
+    """The roots, and all that is reached from them, each once.
+
+    Args:
+        roots: where the search begins.
+        following: what is reached from an item directly.
+    """
+    found: dict[Item, None] = {}
+    stack = list(roots)
     while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
+        one = stack.pop()
+        if one not in found:
+            found[one] = None
+            stack.extend(following(one))
+    return found
+
+
+def needed_by(roots: Iterable[Node]) -> Collection[Node]:
+    """The roots, and all nodes of a traced graph that they need, directly or not."""
+    return reached(roots, lambda node: node.all_input_nodes)
+
+
+def behind(loss: Tensor) -> Collection[Any]:
+    """The nodes of autograd that the backward pass of a loss runs."""
+    roots = [] if loss.grad_fn is None else [loss.grad_fn]
+    return reached(roots, lambda node: [parent for parent, _ in node.next_functions if parent is not None])

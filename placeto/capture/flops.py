@@ -223,54 +223,38 @@ def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kw
     return round((2.5 if real else 5.0) * whole.numel() * log2(length)) if length else 0
 
 
-_PACKED = (
-    "_int_mm _addmm_activation _weight_int4pack_mm _weight_int4pack_mm_for_cpu "
-    "_weight_int4pack_mm_with_scales_and_zeros "
+_KINDS: dict[Callable[..., int], str] = {
+    _rows: "_int_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
     "_weight_int8pack_mm _dyn_quant_matmul_4bit _mixed_dtypes_linear mkldnn_linear _sparse_semi_structured_linear "
-    "linear matmul _scaled_mm _scaled_mm_v2"
-)
-_KERNELS: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(_PACKED.split(), _rows),
-    "_addmm_activation": _added_rows,
-    "addbmm": _added_batches,
-    "_grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
-    "_scaled_grouped_mm_v2": _grouped,
-    "_foreach_mm": _foreach,
-    "mv": _first,
-    "dot": _first,
-    "vdot": _first,
-    "addmv": _second,
-    "addr": _outer,
-    "_trilinear": _trilinear,
-    "affine_grid_generator": _grid,
-    "_euclidean_dist": _distances,
-    "_cdist_forward": _distances,
-    "_cdist_backward": _distances_backward,
-    "_pdist_forward": _own_distances,
-    "_pdist_backward": _own_distances_backward,
-    "_compute_linear_combination": _combination,
-    "convolution_backward": convolution_backward,
-    "_conv_depthwise2d": _convolution_of,
-    "conv_depthwise3d": _convolution_of,
-    "slow_conv3d_forward": _convolution_of,
-    "slow_conv_dilated2d": _convolution_of,
-    "slow_conv_dilated3d": _convolution_of,
-    "mkldnn_convolution": _convolution_of,
-    "conv_tbc": _sequence_convolution,
-    "mkldnn_rnn_layer": _recurrent,
-    "_native_multi_head_attention": _heads,
-    "_transformer_encoder_layer_fwd": _encoder_layer,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_fused_attention_overrideable": _attention,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    "_scaled_dot_product_attention_math_for_mps": _attention,
-    "_fft_c2c": _transform,
-    "_fft_r2c": _transform,
-    "_fft_c2r": _transform,
-    **DECOMPOSING,
+    "linear matmul _scaled_mm _scaled_mm_v2",
+    _added_rows: "_addmm_activation",
+    _added_batches: "addbmm",
+    _grouped: "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2",
+    _foreach: "_foreach_mm",
+    _first: "mv dot vdot",
+    _second: "addmv",
+    _outer: "addr",
+    _trilinear: "_trilinear",
+    _grid: "affine_grid_generator",
+    _distances: "_euclidean_dist _cdist_forward",
+    _distances_backward: "_cdist_backward",
+    _own_distances: "_pdist_forward",
+    _own_distances_backward: "_pdist_backward",
+    _combination: "_compute_linear_combination",
+    convolution_backward: "convolution_backward",
+    _convolution_of: "_conv_depthwise2d conv_depthwise3d slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d "
+    "mkldnn_convolution",
+    _sequence_convolution: "conv_tbc",
+    _recurrent: "mkldnn_rnn_layer",
+    _heads: "_native_multi_head_attention",
+    _encoder_layer: "_transformer_encoder_layer_fwd",
+    _attention: "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable "
+    "_scaled_dot_product_attention_math_for_mps",
+    _attention_backward: "_scaled_dot_product_flash_attention_for_cpu_backward "
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+    _transform: "_fft_c2c _fft_r2c _fft_c2r",
 }
+_KERNELS = {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()} | DECOMPOSING
 FORMULAS: dict[str, Callable[..., int]] = {
     **{f"aten.{name}": formula for name, formula in _KERNELS.items()},
     "torchvision.deform_conv2d": _convolution_of,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from placeto.capture.dependencies import behind
 from placeto.capture.errors import CaptureError
 from placeto.capture.objects import opened
 
@@ -42,13 +43,7 @@ def gradients_of(
 def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
     mine = {id(tensor) for tensor in known}
     fake = isinstance(loss, FakeTensor)
-    seen: set[Any] = set()
-    stack = [loss.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in behind(loss):
         reached = getattr(node, "variable", None)
         # a tensor that the step itself makes may require a gradient as well
         foreign = not isinstance(reached, FakeTensor) if fake else isinstance(reached, torch.nn.Parameter)
@@ -63,4 +58,3 @@ def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: M
                 "of the module: make it one (layers in a list go into an nn.ModuleList), or give the loss as an "
                 "nn.Module that has it, or detach it"
             )
-        stack.extend(parent for parent, _ in node.next_functions)

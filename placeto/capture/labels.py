@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from placeto.capture.dependencies import behind
 from placeto.capture.draws import Draws
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
@@ -123,16 +124,9 @@ class Labels:
         def after(inputs: Any, outputs: Any) -> None:
             self._leave()
 
-        seen: set[Any] = set()
-        stack = [loss.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in behind(loss):
             node.register_prehook(before(node._sequence_nr()))
             node.register_hook(after)
-            stack.extend(parent for parent, _ in node.next_functions)
 
     @contextmanager
     def _at(self, **place: Any) -> Iterator[None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from placeto.capture.costs import bytes_accessed, dtype, flops, in_tf32, kernel, nodes_read, tensor_bytes
+from placeto.capture.dependencies import reached
 from placeto.capture.idle import Idle, homes
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD, hold
@@ -163,7 +164,7 @@ def computation_graph(
     Raises:
         GraphError: no op is left.
     """
-    needed = _needed(traced)
+    needed = reached(_kept(traced), nodes_read)
     builder = _Builder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
@@ -213,27 +214,23 @@ def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
         return {}
     found: dict[int, int] = {}
     index = {record["name"]: op for op, record in enumerate(builder.records)}
-    pending, several = [made.op], any(label.micro_batch != NO_MICRO_BATCH for label in builder.labels)
-    while pending:
-        op = pending.pop()
-        part = builder.labels[op].micro_batch
-        found.setdefault(part, op)
-        if part == NO_MICRO_BATCH and several:  # a sum of losses
-            pending += [index[source] for source, _ in builder.records[op]["inputs"]]
+    several = any(label.micro_batch != NO_MICRO_BATCH for label in builder.labels)
+
+    def added(op: int) -> list[int]:
+        """The ops whose sum an op is, if it adds up the losses of micro-batches."""
+        is_sum = several and builder.labels[op].micro_batch == NO_MICRO_BATCH
+        return [index[source] for source, _ in builder.records[op]["inputs"]] if is_sum else []
+
+    for op in reached([made.op], added):
+        found.setdefault(builder.labels[op].micro_batch, op)
     return found
 
 
-def _needed(traced: GraphModule) -> set[Node]:
-    """The nodes that outputs need, and those of what is written back to buffers and parameters, except counters."""
-    needed: set[Node] = set()
+def _kept(traced: GraphModule) -> list[Node]:
+    """The outputs, and what is written back to buffers and parameters, except for counters."""
     written = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     values = [node.all_input_nodes[-1] for node in written if node.all_input_nodes[0].meta["val"].numel() > 1]
-    stack = [*traced.graph.find_nodes(op="output"), *values]
-    while stack:
-        if (node := stack.pop()) not in needed:
-            needed.add(node)
-            stack.extend(nodes_read(node))
-    return needed
+    return [*traced.graph.find_nodes(op="output"), *values]
 
 
 def _visit(builder: _Builder, node: Node) -> Any:

@@ -20,6 +20,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from placeto.capture.dependencies import needed_by
 from placeto.capture.meanwhile import meanwhile
 
 _WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
@@ -49,15 +50,9 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
 
 def _value(node: Node) -> Tensor | None:
     """The tensor that a node computes; None if it depends on inputs, constants, random numbers or in-place changes."""
-    needed: set[Node] = set()
-    stack = [node]
-    while stack:
-        one = stack.pop()
-        if one.op != "call_function" or _drawn(one) or _changed(one):
-            return None
-        if one not in needed:
-            needed.add(one)
-            stack += one.all_input_nodes
+    needed = needed_by([node])
+    if any(one.op != "call_function" or _drawn(one) or _changed(one) for one in needed):
+        return None
     values: dict[Node, Tensor] = {}
     for one in sorted(needed):  # in the order in which they were recorded
         arguments, options = map_arg((one.args, one.kwargs), values.__getitem__)

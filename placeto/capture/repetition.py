@@ -130,8 +130,7 @@ def _same_constant(one: Node, two: Node) -> bool:
     """Whether two nodes are constants of the trace with the same values."""
     if one.op != "get_attr" or two.op != "get_attr":
         return False
-    values = [getattr(node.graph.owning_module, str(node.target), None) for node in (one, two)]
-    a, b = values
+    a, b = (getattr(node.graph.owning_module, str(node.target), None) for node in (one, two))
     if type(a) is not Tensor or type(b) is not Tensor or a.is_meta or b.is_meta:
         return False
     with no_dispatch():  # also where only shapes are traced, constants have values

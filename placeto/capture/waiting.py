@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from placeto.capture.dependencies import reached
 from placeto.capture.labels import Label
 
 
@@ -35,7 +36,7 @@ def hold_back(
         for source in sources:
             consumers[source].append(op)
     given = _gradients_given(producers, labels)
-    after_loss = {number: _descendants(consumers, loss) for number, loss in losses.items()}
+    after_loss = {number: reached([loss], consumers.__getitem__) for number, loss in losses.items()}
     signals: dict[int, int] = {}  # op -> its output of 0 bytes
     for op, sources in enumerate(producers):
         label, awaited = labels[op], None
@@ -91,13 +92,3 @@ def _partner(
             for other in consumers[user]:
                 heapq.heappush(pending, other)
     return None
-
-
-def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
-    """An op, and all ops that depend on it, directly or not."""
-    stack, seen = [op], {op}
-    while stack:
-        new = set(consumers[stack.pop()]) - seen
-        seen |= new
-        stack.extend(new)
-    return seen

@@ -31,7 +31,7 @@ def color_labels(schedule: Schedule) -> list[str]:
     labels, deepest = [path[0] or OTHER for path in paths], max(map(len, paths))
     whole: set[str] = {OTHER}  # not to be split again: already split, can't be, or would give too many
     while True:
-        total = {label: us for label, us in _total(labels, time).items() if label not in whole}
+        total = {label: us for label, us in time_by_label(labels, time).items() if label not in whole}
         largest = max(total, key=lambda label: total[label], default=OTHER)
         if total.get(largest, 0.0) <= _NOTABLE * time.sum():
             return _neighbours(labels)
@@ -74,7 +74,7 @@ def _neighbours(labels: list[str]) -> list[str]:
     return [shared[label] for label in labels]
 
 
-def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
+def time_by_label(labels: list[str], time: np.ndarray) -> dict[str, float]:
     """Label -> the time in microseconds that its ops take together."""
     total: dict[str, float] = {}
     for label, us in zip(labels, time.tolist(), strict=True):
@@ -84,7 +84,7 @@ def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
 
 def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
     """Keep the labels that take most time, as many as there are colours; all others become "other"."""
-    total = _total(labels, time)
+    total = time_by_label(labels, time)
     total.pop(OTHER, None)
     kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])
     return [label if label in kept else OTHER for label in labels]

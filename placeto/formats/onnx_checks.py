@@ -7,6 +7,7 @@ it reads inputs, outputs or attributes that a node lacks, it reads beyond the en
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ def check_model(model: onnx.ModelProto) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_value(value)
     _check_order(graph)
-    _check_tensors(graph)
+    for tensor in _tensors(graph):
+        _check_tensor(tensor)
     versions = {"" if opset.domain == "ai.onnx" else opset.domain: opset.version for opset in model.opset_import}
     for node in _nodes(graph.node):
         _check_node(node, versions)
@@ -53,22 +55,13 @@ def check_functions(model: onnx.ModelProto) -> None:
         GraphError: about the first of these.
     """
     functions = {(found.domain, found.name): found for found in model.functions}
+    calls = {key: [(node.domain, node.op_type) for node in _nodes(found.node)] for key, found in functions.items()}
     sizes: dict[tuple[str, str], int] = {}
-    stack = list(functions)
-    opened: set[tuple[str, str]] = set()
-    while stack:
-        key = stack[-1]
-        if key in sizes:
-            stack.pop()
-            continue
-        calls = [(node.domain, node.op_type) for node in _nodes(functions[key].node)]
-        missing = [call for call in calls if call in functions and call not in sizes]
-        if missing and key in opened:
-            raise GraphError(f"function {quote(key[1])} calls itself")
-        opened.add(key)
-        stack += missing
-        if not missing:
-            sizes[key] = sum(sizes.get(call, 1) for call in calls)
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            sizes[key] = sum(sizes[call] for call in calls[key]) if key in calls else 1
+    except CycleError as cycle:
+        raise GraphError(f"function {quote(cycle.args[1][0][1])} calls itself") from None
     if sum(sizes.get((node.domain, node.op_type), 1) for node in _nodes(model.graph.node)) > _MOST_NODES:
         raise GraphError(f"its functions make more than {_MOST_NODES} nodes")
 
@@ -205,11 +198,6 @@ def _check_order(graph: onnx.GraphProto) -> None:
     for value in graph.output:
         if value.name not in known:
             raise GraphError(f"nothing makes {quote(value.name)}, an output of the model")
-
-
-def _check_tensors(graph: onnx.GraphProto) -> None:
-    for tensor in _tensors(graph):
-        _check_tensor(tensor)
 
 
 def _check_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:

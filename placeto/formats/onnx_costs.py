@@ -107,28 +107,20 @@ def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand],
 _Shapes = Sequence[tuple[int, ...]]
 
 
-def _convolution(weight: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
+def _convolution(weight: int, last: bool = False) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
     """The formula for convolutions whose input number `weight` is the weight (M, C / groups, *kernel).
 
-    Each element of the output is a sum of C / groups * kernel products.
+    Each element of the output is a sum of C / groups * kernel products. With channels last, by `last` or an attribute,
+    x is (B, *size, C), and C / groups may be the last dimension of the weight as well.
     """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-        if attributes.get("channels_last"):
-            return _convolution_channels_last(read, out, attributes, weight)
         groups, channels, each = attributes.get("group", 1), read[0][1], read[weight][1]
-        if channels != groups * each:
+        if not (last or attributes.get("channels_last")) and channels != groups * each:
             raise ValueError(f"{channels} channels in, but {groups} x {each} in its weight")
         return 2 * prod(out) * prod(read[weight][1:])
 
     return formula
-
-
-def _convolution_channels_last(
-    read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any], weight: int = 1
-) -> int:
-    """FLOPs of a convolution of x (B, *size, C); M is the weight's first dimension, C / groups its second or last."""
-    return 2 * prod(out) * prod(read[weight][1:])
 
 
 def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -306,37 +298,23 @@ def _fourier(transforms: int, length: int, real: bool) -> int:
 
 _CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1, "DeformConv": 1}
 _CHANNELS_LAST = ("NhwcConv", "NhwcFusedConv")
-_FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]] = {
-    **{kind: _convolution(weight) for kind, weight in _CONVOLUTIONS.items()},
-    **dict.fromkeys(_CHANNELS_LAST, _convolution_channels_last),
-    "ConvTranspose": _transposed,
-    "MatMul": _product,
-    "MatMulInteger": _product,
-    "FusedMatMul": _product,
-    "FusedMatMulActivation": _product,
-    "QLinearMatMul": _product,
-    "MatMulIntegerToFloat": _product,
-    "DynamicQuantizeMatMul": _product,
-    "TransposeMatMul": _product,
-    "MatMulNBits": _packed,
-    "MatMulBnb4": _packed,
-    "MatMulFpQ4": _packed,
-    "Gemm": _gemm,
-    "FusedGemm": _gemm,
-    "GemmFloat8": _gemm,
-    "GemmFastGelu": _product,
-    "QGemm": _gemm,
-    "RNN": _recurrent,
-    "LSTM": _recurrent,
-    "DynamicQuantizeLSTM": _recurrent,
-    "GRU": _recurrent,
-    "Einsum": _einsum,
-    "Attention": _attention,
-    "QAttention": _self_attention(8),
-    "MultiHeadAttention": _multi_head_attention(6),
-    "GroupQueryAttention": _multi_head_attention(3),
-    "MoE": _experts(2, 2),
-    "QMoE": _experts(2, 3),
-    "DFT": _transform,
-    "STFT": _frames_transform,
+_KINDS: dict[Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int], str] = {
+    _convolution(1, last=True): "NhwcConv NhwcFusedConv",
+    _transposed: "ConvTranspose",
+    _product: "MatMul MatMulInteger FusedMatMul FusedMatMulActivation QLinearMatMul MatMulIntegerToFloat "
+    "DynamicQuantizeMatMul TransposeMatMul GemmFastGelu",
+    _packed: "MatMulNBits MatMulBnb4 MatMulFpQ4",
+    _gemm: "Gemm FusedGemm GemmFloat8 QGemm",
+    _recurrent: "RNN LSTM DynamicQuantizeLSTM GRU",
+    _einsum: "Einsum",
+    _attention: "Attention",
+    _self_attention(8): "QAttention",
+    _multi_head_attention(6): "MultiHeadAttention",
+    _multi_head_attention(3): "GroupQueryAttention",
+    _experts(2, 2): "MoE",
+    _experts(2, 3): "QMoE",
+    _transform: "DFT",
+    _frames_transform: "STFT",
 }
+_FORMULAS = {kind: _convolution(weight) for kind, weight in _CONVOLUTIONS.items()}
+_FORMULAS |= {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()}

@@ -160,18 +160,13 @@ class _Importer:
         Raises:
             GraphError: a node can't be imported; the message names it.
         """
-        nodes = list(self.graph.node)
-        makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
-        needed: set[int] = set()
-        stack = [makers[value.name] for value in self.graph.output if value.name in makers]
-        while stack:
-            number = stack.pop()
-            if number not in needed:
-                needed.add(number)
-                stack.extend(makers[name] for name in nodes[number].input if name in makers)
-        for number, node in enumerate(nodes):
-            if number not in needed:
-                continue
+        needed = {value.name for value in self.graph.output}
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self.graph.node):  # a node is behind those that it reads from
+            if not needed.isdisjoint(filter(None, node.output)):
+                needed.update(node.input)
+                nodes.append(node)
+        for node in reversed(nodes):
             try:
                 self._visit(node)
             except GraphError:

@@ -347,13 +347,13 @@ def _replicas(
     graph, devices = problem.graph, list(plan.devices[0])
     first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
     whole = _planned(
-        Kind.REPLICAS, shape, count, _simulated(*replicated(problem, result.placement[first].tolist(), 1)), batch
+        Kind.REPLICAS, shape, count, _alone(simulate(*replicated(problem, result.placement[first].tolist(), 1))), batch
     )
     whole = replace(whole, placement=result)
     found = [_with_all(whole, problem, each) for each in (Kind.REPLICAS, Kind.SHARDED)]
     if count % len(devices) == 0:
         for kind, stage in ((Kind.GRADIENTS_SHARDED, 2), (Kind.FULLY_SHARDED, 3)):
-            run = _simulated(*replicated(problem, devices * (count // len(devices)), stage))
+            run = _alone(simulate(*replicated(problem, devices * (count // len(devices)), stage)))
             found.append(replace(_planned(kind, shape, count, run, batch), placement=None))
     return found
 
@@ -374,10 +374,6 @@ def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> Plann
     held = {device: whole | {"activations": most[device], "received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
     return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
-
-
-def _simulated(problem: PlacementProblem, placement: np.ndarray) -> PlacementResult:
-    return _alone(simulate(problem, placement))
 
 
 def _searched(

@@ -23,6 +23,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -225,11 +226,9 @@ class PlacedStep:
 
     def _described(self, number: int, problem: BaseException) -> RunError:
         """Return an error that names the op in the line of the generated program where a problem comes from."""
-        line, trace = 0, problem.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == "<program>":
-                line = trace.tb_lineno
-            trace = trace.tb_next
+        line = 0
+        for frame, at in walk_tb(problem.__traceback__):
+            line = at if frame.f_code.co_filename == "<program>" else line
         node = self.programs[number].node_of_line(line, self._stamps is not None)
         graph, of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
         where = f"op {quote(graph.op_names[of[node.name]])}" if node is not None and node.name in of else "a call"
@@ -301,11 +300,8 @@ class _Plan:
         for node, number in alone.items():  # before all ops, so that no device waits for them
             self._call(node, number)
         for number, ops in enumerate(order):
-            for node in [node for node in stray[number] if self.done[number].issuperset(node.all_input_nodes)]:
-                self._call(node, number)
-                stray[number].remove(node)
-            for op in ops:
-                for node in (nodes[name] for name in capture.nodes[op]):
+            for names in ((), *(capture.nodes[op] for op in ops)):  # strays may come before the first op
+                for node in (nodes[name] for name in names):
                     if node in needed and self.home.get(node) == number:
                         self._call(node, number)
                 for node in [node for node in stray[number] if self.done[number].issuperset(node.all_input_nodes)]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,16 +111,14 @@ def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequen
     return tuple(leaves)
 
 
-@contextmanager
-def filled() -> Iterator[None]:
-    """Within it, `torch.empty` is filled: uninitialised numbers may be slow to compute with, or invalid as indices.
+def filled() -> AbstractContextManager[None]:
+    """A context that fills `torch.empty`: uninitialised numbers may be slow to compute with, or invalid as indices.
 
     >>> with filled():
     ...     torch.empty(2, dtype=torch.int64)
     tensor([0, 0])
     """
-    with _Filled():
-        yield
+    return _Filled()
 
 
 class _Filled(TorchDispatchMode):

@@ -13,7 +13,7 @@ faster. Its simulated time is by the costs of the last round, in the order in wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,14 +202,13 @@ def _relative(rounds: Sequence[Round]) -> float:
 
 def _on_one(problem: PlacementProblem) -> PlacementResult:
     """Return the placement of all ops on the device that takes the least time for them."""
-    return _again(problem, np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64))
+    placement = np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64)
+    schedule = simulate(problem, placement)
+    return PlacementResult(placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
 
 
-def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> PlacementResult:
+def _again(problem: PlacementProblem, of: PlacementResult) -> PlacementResult:
     """Simulate a placement again, by the costs of the problem, in the order in which it was run."""
-    if isinstance(of, np.ndarray):
-        schedule = simulate(problem, of)
-        return PlacementResult(of, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
     order = of.schedule().order
     order = order[order < problem.num_ops]
     schedule = simulate(problem, of.placement, order=order)
@@ -218,13 +217,8 @@ def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> Place
 
 def _distinct(results: Sequence[PlacementResult]) -> list[PlacementResult]:
     """Return the placements on several devices, the best first, each once."""
-
-    def each() -> Iterator[PlacementResult]:
-        seen = set()
-        for result in sorted(results, key=lambda result: result.makespan_us):
-            key = result.placement.tobytes()
-            if key not in seen and len(np.unique(result.placement)) > 1:
-                seen.add(key)
-                yield result
-
-    return list(each())
+    found: dict[bytes, PlacementResult] = {}
+    for result in sorted(results, key=lambda result: result.makespan_us):
+        if len(np.unique(result.placement)) > 1:
+            found.setdefault(result.placement.tobytes(), result)
+    return list(found.values())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.graph.gradient_sums import together
-from tests.captures import Shared, colocated, inputs_of, kept, meta, record, training
+from tests.captures import Made, Shared, colocated, inputs_of, kept, meta, record, training
 
 
 def test_final_gradients_are_colocated_with_their_parameters() -> None:
@@ -36,15 +36,12 @@ def test_of_a_sum_of_gradients_only_the_last_is_colocated() -> None:
 
 
 def test_gradient_that_is_a_slice_is_colocated_through_its_maker() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = (nn.Parameter(torch.zeros(4, 8)) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ torch.cat([self.a, self.b])
-
-    graph = training(Two(), meta(2, 8))
+    two = Made(
+        lambda self, x: x @ torch.cat([self.a, self.b]),
+        a=nn.Parameter(torch.zeros(4, 8)),
+        b=nn.Parameter(torch.zeros(4, 8)),
+    )
+    graph = training(two, meta(2, 8))
     assert kept(graph, "a") == {"a", "b", "cat", "grad/mm", "grad/slice", "grad/slice_1"}
 
 
@@ -137,15 +134,8 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 def test_sliced_parameter_goes_with_the_user_of_the_slice() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight[:4]
-
-    graph = training(Half(), meta(2, 4))
+    half = Made(lambda self, x: x @ self.weight[:4], weight=nn.Parameter(torch.zeros(8, 8)))
+    graph = training(half, meta(2, 4))
     assert inputs_of(graph, "slice") == ["weight"]
     assert {"weight", "slice", "mm"} <= kept(graph, "weight")
     assert "mm" not in colocated(graph, "weight")

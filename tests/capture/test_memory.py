@@ -16,7 +16,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
-from tests.captures import inputs_of, meta, record, training
+from tests.captures import Made, inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
 
 
@@ -76,19 +76,11 @@ def test_optimizers_keep_as_much_as_pytorchs_do(optimizer: str, made: Callable[.
 @pytest.mark.parametrize(("optimizer", "beside"), [("sgd", 4), ("momentum", 8), ("adam", 12)])
 def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> None:
     """Weight and gradient of 2 bytes, a copy of 4 and states of 4 each; parameters in float32 need no copy."""
-    module = nn.Sequential(nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), nn.Linear(8, 8, bias=False))
-
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.parts[1](self.parts[0](x).float()).sum()
-
+    parts = nn.Sequential(nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), nn.Linear(8, 8, bias=False))
+    module = Made(lambda self, x: self.parts[1](self.parts[0](x).float()).sum(), parts=parts)
     x = torch.zeros(2, 8, dtype=torch.bfloat16)
     plain, mixed = (
-        capture_training(Mixed(), [x], lambda y: y, optimizer=optimizer, master_weights=master, optimizer_step=True)
+        capture_training(module, [x], lambda y: y, optimizer=optimizer, master_weights=master, optimizer_step=True)
         for master in (False, True)
     )
     half, single = (plain.index[f"parts.{layer}.weight"] for layer in (0, 1))
@@ -102,15 +94,11 @@ def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> 
 
 
 def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(x @ self.weight[:, :4]).square() @ self.weight[4:, :]
-
-    graph = training(Half(), meta(2, 8))
+    half = Made(
+        lambda self, x: torch.tanh(x @ self.weight[:, :4]).square() @ self.weight[4:, :],
+        weight=nn.Parameter(torch.zeros(8, 8)),
+    )
+    graph = training(half, meta(2, 8))
     kinds = np.array(graph.op_types)
     parts = [name for name, kind in zip(graph.op_names, kinds, strict=True) if kind == "aten.slice"]
     assert all(record(graph, name)["resident_outputs"] == [0] for name in parts)
@@ -180,16 +168,10 @@ def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:
 
 def test_what_the_backward_pass_could_do_early_waits() -> None:
     """Of a sine the backward pass takes the cosine, which depends on the forward pass alone."""
-
-    class Sine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.other(torch.sin(self.one(x))).square().mean()
-
-    graph = capture_training(Sine().to("meta"), [meta(2, 4)])
+    sine = Made(
+        lambda self, x: self.other(torch.sin(self.one(x))).square().mean(), one=nn.Linear(4, 4), other=nn.Linear(4, 4)
+    )
+    graph = capture_training(sine.to("meta"), [meta(2, 4)])
     assert inputs_of(graph, "grad/cos") == ["one/addmm", "other/grad/mm"]
     first = next(name for name in graph.op_names if "/grad/" in f"/{name}")
     assert "mean" in inputs_of(graph, first), "the first of all waits for the loss"

@@ -1,6 +1,5 @@
 """Micro-batches split samples: a module that computes one position of dimension 0 from others has none there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,19 +9,7 @@ from torch import Tensor, nn
 
 from placeto.capture.mixing import resized
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
-
-
-class Layer(nn.Module):
-    """A function of a module and its input."""
-
-    def __init__(self, function: Callable[..., Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(self, *inputs)
+from tests.captures import Made
 
 
 def loss(output: Tensor) -> Tensor:
@@ -64,11 +51,11 @@ def convolved(self: Any, x: Tensor) -> Tensor:
 
 
 MIXING = {
-    "cell": (Layer(carried, cell=nn.LSTMCell(4, 4)), r"module 'cell' .* \(a loop\)"),
-    "joined": (Layer(joined, linear=nn.Linear(8, 4)), r"the module .* \(a loop\)|module 'linear' .* \(a loop\)"),
-    "attention": (Layer(attended, linear=nn.Linear(4, 12)), r"the module .* \(attention\)"),
-    "fused": (Layer(fused, linear=nn.Linear(4, 12)), r"the module .* \(attention\)"),
-    "convolution": (Layer(convolved, conv=nn.Conv1d(4, 4, 3, padding=1)), r"module 'conv' .* \(a convolution\)"),
+    "cell": (Made(carried, cell=nn.LSTMCell(4, 4)), r"module 'cell' .* \(a loop\)"),
+    "joined": (Made(joined, linear=nn.Linear(8, 4)), r"the module .* \(a loop\)|module 'linear' .* \(a loop\)"),
+    "attention": (Made(attended, linear=nn.Linear(4, 12)), r"the module .* \(attention\)"),
+    "fused": (Made(fused, linear=nn.Linear(4, 12)), r"the module .* \(attention\)"),
+    "convolution": (Made(convolved, conv=nn.Conv1d(4, 4, 3, padding=1)), r"module 'conv' .* \(a convolution\)"),
 }
 
 
@@ -118,13 +105,13 @@ def in_turn(self: Any, x: Tensor) -> Tensor:
 
 
 SEPARATE = {
-    "sample by sample": Layer(sample_by_sample, linear=nn.Linear(4, 4)),
-    "a sum over samples": Layer(summed, linear=nn.Linear(4, 4)),
-    "compared": Layer(compared, linear=nn.Linear(4, 4)),
-    "masked": Layer(masked, linear=nn.Linear(4, 12)),
-    "through time": Layer(through_time, cell=nn.LSTMCell(4, 4)),
-    "attention within samples": Layer(in_turn, linear=nn.Linear(4, 12)),
-    "convolution of width 1": Layer(convolved, conv=nn.Conv1d(4, 4, 1)),
+    "sample by sample": Made(sample_by_sample, linear=nn.Linear(4, 4)),
+    "a sum over samples": Made(summed, linear=nn.Linear(4, 4)),
+    "compared": Made(compared, linear=nn.Linear(4, 4)),
+    "masked": Made(masked, linear=nn.Linear(4, 12)),
+    "through time": Made(through_time, cell=nn.LSTMCell(4, 4)),
+    "attention within samples": Made(in_turn, linear=nn.Linear(4, 12)),
+    "convolution of width 1": Made(convolved, conv=nn.Conv1d(4, 4, 1)),
 }
 
 
@@ -139,14 +126,14 @@ def test_a_mask_is_not_cut_to_one_row() -> None:
         q, k, v = self.linear(x).chunk(3, -1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    module, inputs = Layer(forward, linear=nn.Linear(4, 12)), [torch.empty(6, 6, 4), torch.zeros(6, 6)]
+    module, inputs = Made(forward, linear=nn.Linear(4, 12)), [torch.empty(6, 6, 4), torch.zeros(6, 6)]
     with pytest.raises(CaptureError, match=r"takes 1 sample and 6, but not 2 \(RuntimeError: .* such as a mask, is 6"):
         capture_training(module, inputs, loss, micro_batches=6)
     capture_training(module, [torch.empty(6, 5, 4), torch.zeros(5, 5)], loss, micro_batches=6)
 
 
 def test_a_module_of_single_samples_is_given_one_at_a_time() -> None:
-    module = Layer(lambda self, x: self.linear(x.view(3, 4)), linear=nn.Linear(4, 4))
+    module = Made(lambda self, x: self.linear(x.view(3, 4)), linear=nn.Linear(4, 4))
     capture_training(module, [torch.empty(6, 3, 4)], loss, micro_batches=6)
 
 

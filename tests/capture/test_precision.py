@@ -15,6 +15,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.captures import Made
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
@@ -79,31 +80,19 @@ def test_a_module_that_autocasts_by_itself() -> None:
 
 
 def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(*[self.inner(x)] * 3, dropout_p=0.1)
-
+    attention = Made(
+        lambda self, x: F.scaled_dot_product_attention(*[self.inner(x)] * 3, dropout_p=0.1), inner=nn.Linear(8, 8)
+    )
     x = torch.randn(2, 2, 4, 8)
     for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
-        graph = capture_training(Attention(), [x], lambda y: y.float().sum(), precision=precision)
+        graph = capture_training(attention, [x], lambda y: y.float().sum(), precision=precision)
         assert by_type(graph)["bmm"] == {dtype}
     assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 
 
 def test_a_weight_is_cast_once_for_all_its_users() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(self.inner(x))
-
-    graph = capture_inference(Twice(), [torch.randn(2, 4)], precision="bf16")
+    twice = Made(lambda self, x: self.inner(self.inner(x)), inner=nn.Linear(4, 4, bias=False))
+    graph = capture_inference(twice, [torch.randn(2, 4)], precision="bf16")
     casts = [name for name, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == "aten._to_copy"]
     assert len(casts) == 2, "of the weight and of the input"
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from placeto.capture import CaptureError, capture_training, steps, trace_inference
 from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
+from tests.captures import Made
 
 
 def targets(traced: torch.fx.GraphModule) -> list[str]:
@@ -144,13 +145,6 @@ def branch(y: Tensor) -> Tensor:
     ],
 )
 def test_what_it_does_not_take(compute: Callable[[Tensor], Tensor], message: str) -> None:
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return compute(self.layer(x))
-
-    with pytest.raises(CaptureError, match=rf"^Module: .*test_recorder.py:\d+: .*{message}"):
-        capture_training(Module(), [torch.ones(4, 4)], lambda y: y.sum())
+    module = Made(lambda self, x: compute(self.layer(x)), layer=nn.Linear(4, 4))
+    with pytest.raises(CaptureError, match=rf"^Made: .*test_recorder.py:\d+: .*{message}"):
+        capture_training(module, [torch.ones(4, 4)], lambda y: y.sum())

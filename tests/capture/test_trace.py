@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training, trace_training
-from tests.captures import Shared, inputs_of, meta, mlp, record, training
+from tests.captures import Made, Shared, inputs_of, meta, mlp, record, training
 
 
 def test_mlp_op_by_op() -> None:
@@ -99,30 +99,15 @@ def test_shared_weight_is_one_tensor_and_its_gradient_is_accumulated() -> None:
 def test_unused_and_frozen_parameters() -> None:
     module = nn.ModuleDict({"used": nn.Linear(4, 4), "frozen": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     module["frozen"].requires_grad_(False)
-
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner["used"](self.inner["frozen"](x))
-
-    graph = training(Wrapper(), meta(2, 4))
+    wrapper = Made(lambda self, x: self.inner["used"](self.inner["frozen"](x)), inner=module)
+    graph = training(wrapper, meta(2, 4))
     assert "inner.frozen/addmm" in graph.index
     assert not any(name.startswith(("inner.frozen/grad", "inner.unused/")) for name in graph.op_names)
 
 
 def test_lstm_is_captured_op_by_op() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 8, num_layers=2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.lstm(x)[0]
-
-    graph = training(Model(), meta(5, 2, 8))
+    model = Made(lambda self, x: self.lstm(x)[0], lstm=nn.LSTM(8, 8, num_layers=2))
+    graph = training(model, meta(5, 2, 8))
     # per layer: one product for all inputs, one per step; backwards without the gradient of x
     forward = 2 * (2 * (5 * 2) * 8 * 32 + 5 * 2 * 2 * 8 * 32)
     assert sum(f for f, name in zip(graph.flops, graph.op_names, strict=True) if "/grad/" not in name) == forward
@@ -150,41 +135,21 @@ def test_inference_graph_has_the_ops_of_torch_export() -> None:
 
 
 def test_checkpointed_module_is_run_again_in_the_backward_pass() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    graph = training(Model(), meta(2, 8))
+    model = Made(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=mlp())
+    graph = training(model, meta(2, 8))
     again = [name for name in graph.op_names if "/grad/addmm" in name]
     assert [name.split("@")[0] for name in again] == ["inner.0"]  # the second product isn't needed again
     assert graph.modules[graph.index[again[0]]] == "inner.0"
 
 
 def test_a_model_that_returns_its_loss() -> None:
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return F.mse_loss(self.net(x), y)
-
-    graph = capture_training(Loss(), [meta(2, 8), meta(2, 4)])
+    with_loss = Made(lambda self, x, y: F.mse_loss(self.net(x), y), net=mlp())
+    graph = capture_training(with_loss, [meta(2, 8), meta(2, 4)])
     assert "mse_loss" in graph.index
     assert graph.op_types.count("aten.mm") == 3
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if x.sum().item() > 0 else x
+BRANCHING = Made(lambda self, x: self.layer(x) if x.sum().item() > 0 else x, layer=nn.Linear(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +161,7 @@ class Branching(nn.Module):
         (mlp(), [meta(2, 8)], lambda y: y.detach().sum(), "doesn't depend on any trainable parameter"),
         (mlp(), meta(2, 8), None, "inputs must be a sequence of arguments, such as .*, not a tensor"),
         (nn.ReLU(), [meta(2, 8)], lambda y: y.sum(), "has no trainable parameter"),
-        (Branching(), [meta(2, 8)], lambda y: y.sum(), r"test_trace.py:\d+: DataDependentOutput.*; .* torch.where"),
+        (BRANCHING, [meta(2, 8)], lambda y: y.sum(), r"test_trace.py:\d+: DataDependentOutput.*; .* torch.where"),
         (mlp(), [meta(2, 8)], torch.zeros(2), r"not a tensor of shape \(2,\); targets go into targets=\[...\]"),
         (mlp(), [meta(2, 8)], nn.MSELoss, r"the loss is the class MSELoss: give an instance, MSELoss\(\)"),
         (mlp(), [meta(2, 8)], nn.MSELoss(), "the loss: TypeError: .* missing 1 required .*'target'; .*shapes"),
@@ -298,17 +263,10 @@ def test_inference_errors() -> None:
 def test_what_is_not_an_argument_is_a_constant_also_on_meta() -> None:
     """A factory that a command calls makes all its tensors there; batch norms change tensors."""
 
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.norm, self.mask = nn.Linear(4, 4), nn.BatchNorm1d(4), torch.ones(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(self.layer(x) * self.mask)
-
     def factory() -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
-        target = torch.zeros(2, 4)
-        return Masked(), torch.ones(2, 4), lambda y: F.mse_loss(y, target)
+        target, parts = torch.zeros(2, 4), {"layer": nn.Linear(4, 4), "norm": nn.BatchNorm1d(4), "mask": torch.ones(4)}
+        module = Made(lambda self, x: self.norm(self.layer(x) * self.mask), **parts)
+        return module, torch.ones(2, 4), lambda y: F.mse_loss(y, target)
 
     graphs = []
     for device in ("cpu", "meta"):

@@ -23,6 +23,7 @@ from placeto.formats.exports.units import ExportError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
+from tests.captures import Made
 from tests.command_line import fails, run
 from tests.problem.test_files import limited
 from tests.toys import random_graph
@@ -56,17 +57,6 @@ class Model(nn.Module):
 WORDS = torch.arange(24).reshape(4, 6)
 
 
-class Own(nn.Module):
-    """All of it is its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
-
-
 def made(schedule_of: dict[str, int], tied: bool = False, cluster: str = "4xv100") -> Schedule:
     """The schedule where the ops of modules that begin so are on these devices, and others on the first."""
     graph = capture_training(Model(tied), [WORDS], lambda y: y.square().mean())
@@ -88,8 +78,9 @@ def test_units_are_blocks_and_what_stands_beside_them() -> None:
         module_units(graph, ("tail",))
     with pytest.raises(ExportError, match="has no modules: only graphs that were captured"):
         module_units(random_graph(0, 10))
+    own = Made(lambda self, x: x @ self.weight, weight=nn.Parameter(torch.ones(4, 4)))
     with pytest.raises(ExportError, match="has no modules inside: all its parameters and ops are the model's own"):
-        module_units(capture_training(Own(), [torch.ones(2, 4)], lambda y: y.sum()))
+        module_units(capture_training(own, [torch.ones(2, 4)], lambda y: y.sum()))
 
 
 def test_a_module_goes_where_most_of_its_time_is_and_what_agrees_is_said_once() -> None:

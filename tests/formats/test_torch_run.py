@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Interpreter
 
 from placeto.formats.exports import torch_run
+from tests.captures import Made
 from tests.command_line import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
@@ -218,18 +219,16 @@ def test_modules_that_torch_cuts_in_two_are_refused() -> None:
             with torch.no_grad():
                 return (width / x.shape[1]).cos().sum(0)
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.first, self.second = Table(), nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x) * self.table(x))
-
+    model = Made(
+        lambda self, x: self.second(self.first(x) * self.table(x)),
+        table=Table(),
+        first=nn.Linear(8, 8),
+        second=nn.Linear(8, 8),
+    )
     plan = {"split_points": [["second", "beginning"]]}
     x = torch.ones(4, 8)
     with pytest.raises(SystemExit, match=r"error: table: torch can't trace torch.no_grad\(\) or torch.autocast\(\)"):
-        torch_run.stages_of(torch_run.OfTensors(Model(), [x]), [x], plan)
+        torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], plan)
     plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     assert (
         torch_run.stages_of(torch_run.OfTensors(plain, [x]), [x], {"split_points": [["1", "beginning"]]}).num_stages

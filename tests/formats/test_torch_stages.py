@@ -1,5 +1,7 @@
 """The stages of a placement are found again, and what torch can't run is refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from tests.captures import Made
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
 from tests.toys import toy_cluster, work
 
@@ -180,19 +183,9 @@ def test_plans_for_torch_are_those_with_equal_replicas() -> None:
     assert not Plan(((0, 1, 2),), (), 5).even(problem)  # 4 micro-batches
 
 
-class Weighted(nn.Module):
-    """A loss with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, y: torch.Tensor) -> torch.Tensor:
-        return (y * self.weight).square().mean()
-
-
 def test_a_loss_that_is_trained_is_refused() -> None:
-    x, loss = torch.empty(32, WIDTH), Weighted()
+    loss: Any = Made(lambda self, y: (y * self.weight).square().mean(), weight=nn.Parameter(torch.ones(WIDTH)))
+    x = torch.empty(32, WIDTH)
     for trained in (False, True):
         loss.weight.requires_grad_(trained)
         graph = capture_training(chain(), [x], loss, name="model", micro_batches=4)

@@ -17,6 +17,7 @@ from placeto.planning.ways import SHOWN, PlanningError, _shape, plan, plans_of, 
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.captures import Made
 
 BATCH = 4096
 WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
@@ -90,17 +91,9 @@ def test_what_devices_hold(plans: Plans) -> None:
 
 def test_replicas_hold_the_most_activations_at_any_time() -> None:
     """Also where more is received when gradients are summed: the outputs of two layers, (32, 256), and their sum."""
-
-    class Fork(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = (nn.Linear(256, 256, bias=False) for _ in range(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.a(x) + self.b(x)
-
     with torch.device("meta"):
-        module, x = Fork(), torch.empty(64, 256)
+        one, other, x = nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False), torch.empty(64, 256)
+    module = Made(lambda self, x: self.a(x) + self.b(x), a=one, b=other)
     found = plan(module, [x], cluster="2xv100", loss=torch.sum, micro_batches=[2], simulations=0)
     replicas = [step for step in found.steps if step.kind == Kind.REPLICAS]
     assert [step.memory["activations"] for step in replicas] == [3 * 4 * 32 * 256]

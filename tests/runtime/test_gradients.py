@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from placeto.capture.errors import CaptureError
 from placeto.runtime.gradients import add_gradients
 from placeto.runtime.placed import RunError
+from tests.captures import Made
 from tests.runtime.true import assert_as_eager, square, step_of
 
 
@@ -117,15 +118,8 @@ class Head:
 
 
 def _losses() -> list[tuple[str, nn.Module, Any]]:
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, output: Tensor) -> Tensor:
-            return self.layer(output).square().mean()
-
-    head, module, layer = Head(), Module(), nn.Linear(4, 1)
+    head, layer = Head(), nn.Linear(4, 1)
+    module = Made(lambda self, output: self.layer(output).square().mean(), layer=nn.Linear(4, 1))
 
     def of_layer(one: nn.Module, output: Tensor) -> Tensor:
         return one(output).square().mean()
@@ -162,17 +156,9 @@ def test_trainable_tensors_of_nobody_are_refused() -> None:
     weight = nn.Parameter(torch.ones(4))
     with pytest.raises(CaptureError, match=r"Linear: .* trainable tensor of shape \(4,\) that is no parameter"):
         step_of(nn.Linear(4, 4), [torch.ones(2, 4)], loss=lambda y: (y * weight).sum())
-
-    class Listed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.more = nn.Linear(4, 4), [nn.Linear(4, 4)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.more[0](self.first(x))
-
+    listed = Made(lambda self, x: self.more[0](self.first(x)), first=nn.Linear(4, 4), more=[nn.Linear(4, 4)])
     with pytest.raises(CaptureError, match=r"layers in a list go into an nn\.ModuleList"):
-        step_of(Listed(), [torch.ones(2, 4)], loss=square)
+        step_of(listed, [torch.ones(2, 4)], loss=square)
 
 
 def test_what_a_loss_reads_without_a_gradient_is_welcome() -> None:

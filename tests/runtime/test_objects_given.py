@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from placeto.capture.errors import CaptureError
 from placeto.runtime.placed import RunError
+from tests.captures import Made
 from tests.runtime.true import square, step_of
 
 
@@ -196,15 +196,7 @@ def test_arrays_are_compared_by_all_their_values() -> None:
 
 
 def test_packed_sequences_and_micro_batches() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, given: PackedSequence) -> Tensor:
-            return self.layer(given.data)
-
-    module = Packed()
+    module: Any = Made(lambda self, given: self.layer(given.data), layer=nn.Linear(4, 4))
     made = [nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)]) for _ in range(2)]
     step = step_of(module, [made[0]])
     for given in made:
@@ -214,14 +206,7 @@ def test_packed_sequences_and_micro_batches() -> None:
 
 
 def test_objects_of_micro_batches_are_joined() -> None:
-    class Boxed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Box:
-            return Box({"y": self.layer(x)})
-
-    module, x = Boxed(), torch.randn(4, 4)
+    module = Made(lambda self, x: Box({"y": self.layer(x)}), layer=nn.Linear(4, 4))
+    x = torch.randn(4, 4)
     made = step_of(module, [x], training=False, micro_batches=2)(x)
     assert torch.allclose(made.inside["y"], module(x).inside["y"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime import tuning
@@ -15,21 +15,15 @@ from placeto.runtime.steps import RealStep, real_training
 from placeto.runtime.tuning import Round, corrected, in_turns, tune
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
-
-
-class Towers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([tower(x) for tower in self.towers]).sum()
+from tests.captures import Made
 
 
 @pytest.fixture(scope="module")
 def step() -> RealStep:
     torch.manual_seed(0)
-    return real_training(Towers(), [torch.randn(8, 32)])
+    towers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(2))
+    module = Made(lambda self, x: torch.stack([tower(x) for tower in self.towers]).sum(), towers=towers)
+    return real_training(module, [torch.randn(8, 32)])
 
 
 def placed(problem: PlacementProblem, placement: Sequence[int]) -> PlacementResult:

@@ -12,6 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from placeto.formats.labels import time_by_label
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.schedule import Schedule
 from placeto.terminal import printable
@@ -70,9 +71,7 @@ def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
     labels = [path[0] if path else "(no module)" for path in paths]
     closed: set[str] = set()
     while True:
-        total: dict[str, float] = defaultdict(float)
-        for label, us in zip(labels, time.tolist(), strict=True):
-            total[label] += us
+        total = time_by_label(labels, time)
         open_ = [label for label in total if label not in closed]
         if not open_:
             return labels

@@ -12,9 +12,9 @@ Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D 
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, replace
 
+import networkx as nx
 import numpy as np
 
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
@@ -163,25 +163,14 @@ def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarr
         gone = [op for op in ops if sent[op]]
         if ops:
             time[chunk] = float(finish[gone].max() if gone else start[ops].min())
-    waits: dict[Chunk, int] = dict.fromkeys(members, 0)
-    behind: dict[Chunk, list[Chunk]] = {chunk: [] for chunk in members}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(members)
     for chunk in members:
         stage, kind, of = chunk
         gradients = [(stage, "F", of), (stage + 1, "I", of), (stage + 1, "B", of)]
-        for needed in {"F": [(stage - 1, "F", of)], "W": [(stage, "I", of)]}.get(kind, gradients):
-            if needed in members:
-                waits[chunk] += 1
-                behind[needed].append(chunk)
-    ready = [(time[chunk], chunk) for chunk, missing in waits.items() if not missing]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        order.append(heapq.heappop(ready)[1])
-        for chunk in behind[order[-1]]:
-            waits[chunk] -= 1
-            if not waits[chunk]:
-                heapq.heappush(ready, (time[chunk], chunk))
-    return order
+        needed = {"F": [(stage - 1, "F", of)], "W": [(stage, "I", of)]}.get(kind, gradients)
+        graph.add_edges_from((other, chunk) for other in needed if other in members)
+    return list(nx.lexicographical_topological_sort(graph, lambda chunk: (time[chunk], chunk)))
 
 
 def _simulated(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.formats.exports.splits import called_again
-from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
+from placeto.formats.exports.units import LOSS, ExportError, around, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
@@ -203,9 +203,7 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
     paths = [graph.modules[op] for op in program.tolist()]
     before, behind = paths[last], paths[first]
     for here, there, where in ((behind, before, BEGINNING), (before, behind, END)):
-        parts = here.split(".") if here else []
-        for depth in range(len(parts), 0, -1):
-            module = ".".join(parts[:depth])
+        for module in reversed(around(here)):
             own = [place for place, path in enumerate(paths) if inside(path, module)]
             cut = own[0] if where == BEGINNING else own[-1] + 1
             once = own[-1] - own[0] + 1 == len(own) and not called_again(graph, program[own])
@@ -332,9 +330,8 @@ def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> t
     """(S,) for each stage, the outermost modules that compute in this stage alone."""
     stages: dict[str, set[int]] = {}
     for op in program.tolist():
-        parts = graph.modules[op].split(".") if graph.modules[op] else []
-        for depth in range(1, len(parts) + 1):
-            stages.setdefault(".".join(parts[:depth]), set()).add(int(stage[op]))
+        for module in around(graph.modules[op]):
+            stages.setdefault(module, set()).add(int(stage[op]))
     alone = {module: min(found) for module, found in stages.items() if len(found) == 1}
     outermost = {module: number for module, number in alone.items() if module.rpartition(".")[0] not in alone}
     last = int(stage[program].max())

@@ -11,8 +11,6 @@ Legend: S stages, R replicas, P pipeline ranks.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,9 +129,7 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     layers, replicas = made.layers, len(made.layers.devices)
     cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // layers.micro_batches
     (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
-    rows = io.StringIO()
-    csv.writer(rows, lineterminator="\n").writerows(made.rows)
-    write_text(rows.getvalue(), folder / "schedule.csv")
+    write_text("".join(f"{','.join(row)}\n" for row in made.rows), folder / "schedule.csv")
     text = _PROGRAM.format(
         graph=layers.schedule.problem.graph.name,
         ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),

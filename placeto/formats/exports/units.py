@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -68,8 +69,7 @@ def unit_of(path: str, whole: Iterable[str]) -> str:
         whole: paths of modules that are to stay whole.
     """
     kept = [module for module in whole if inside(path, module)]
-    parts = path.split(".")
-    kept += [".".join(parts[:depth]) for depth, part in enumerate(parts, start=1) if part.isdigit()][:1]
+    kept += [module for module in around(path) if module.rpartition(".")[2].isdigit()][:1]
     return min(kept, key=len, default=path)
 
 
@@ -78,13 +78,22 @@ def inside(path: str, module: str) -> bool:
     return path == module or path.startswith(f"{module}.")
 
 
+def around(path: str) -> list[str]:
+    """Return the paths of the modules around a module, the outermost first, then its own; none for the model itself.
+
+    >>> around("a.b.c")
+    ['a', 'a.b', 'a.b.c']
+    """
+    return list(accumulate(path.split("."), "{}.{}".format)) if path else []
+
+
 def holders(paths: Iterable[str]) -> set[str]:
     """Return the paths of all modules that contain one of `paths`, at any depth.
 
     >>> sorted(holders(["a.b.c", "a.d", "e"]))
     ['a', 'a.b']
     """
-    return {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."}
+    return {module for path in paths for module in around(path)[:-1]}
 
 
 def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[str, ...], np.ndarray]:

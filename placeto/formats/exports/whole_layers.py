@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.formats.exports.torch_stages import replicas_of
-from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
+from placeto.formats.exports.units import LOSS, ExportError, around, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
 from placeto.simulator.schedule import Schedule, simulate
@@ -181,9 +181,7 @@ def _outer(
     """Return the outermost modules of the ops of item `number`, without modules that contain layers."""
     found: dict[str, None] = {}
     for op in np.flatnonzero(forward & (item == number)).tolist():
-        parts = graph.modules[op].split(".") if graph.modules[op] else []
-        for depth in range(1, len(parts) + 1):
-            module = ".".join(parts[:depth])
+        for module in around(graph.modules[op]):
             if not any(inside(layer, module) for layer in modules):
                 found.setdefault(module)
                 break

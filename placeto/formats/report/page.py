@@ -138,22 +138,15 @@ def _unbroken(found: re.Match[str]) -> str:
 
 def _compared(schedule: Schedule, placer: str, rivals: Mapping[str, PlacementResult], whole: bool) -> tables.Table:
     own = schedule.makespan_us or 1.0
-    rows = [
-        (schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")
-    ]
+    rows = [(not schedule.fits, schedule.makespan_us, f"{placer or 'this'} (this report)", "1.00", "", "")]
     rows += [
-        (
-            rival.makespan_us,
-            f"{rival.makespan_us / own:.2f}",
-            "yes" if rival.fits else "no",
-            f"{rival.simulations:,}",
-            f"{rival.seconds:.2f}",
-            name,
-        )
-        for name, rival in rivals.items()
+        (not of.fits, of.makespan_us, name, f"{of.makespan_us / own:.2f}", f"{of.simulations:,}", f"{of.seconds:.2f}")
+        for name, of in rivals.items()
     ]
     columns = ("placer", "step", "times this", "fits", "simulations", "seconds")
-    ordered = sorted(rows, key=lambda row: (row[2] == "no", row[0]))
-    cells = [(row[5], format_us(row[0]), *row[1:5]) for row in ordered]
+    cells = [
+        (name, format_us(us), times, "no" if unfit else "yes", *spent)
+        for unfit, us, name, times, *spent in sorted(rows, key=lambda row: row[:2])
+    ]
     caption = f"Other placers on the same model and cluster{', in whole modules as well' if whole else ''}"
     return tables.Table(caption, columns, cells, (0, 3))
