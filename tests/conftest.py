@@ -1,4 +1,4 @@
-"""One thread for all tests, and what tests of several files are given.
+"""One thread and one seed for all tests, and what tests of several files are given.
 
 Tensors here are small, and two threads that wait for each other on a busy machine take minutes.
 """
@@ -6,7 +6,7 @@ Tensors here are small, and two threads that wait for each other on a busy machi
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401 - imported, so that its threads are set here
+import torch
 
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
@@ -14,6 +14,12 @@ from tests.command_line import OPS
 from tests.packages import adds  # noqa: F401 - a fixture
 
 set_threads(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws torch's random numbers from seed 0."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

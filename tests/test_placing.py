@@ -79,7 +79,6 @@ def test_what_is_no_problem_is_refused_with_what_to_write(made, says) -> None:
 
 
 def test_a_placed_module_runs_in_a_training_loop() -> None:
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     twin = copy.deepcopy(module)
     x, target = torch.randn(5, 8), torch.randint(3, (5,))
@@ -112,7 +111,6 @@ def test_a_placed_module_is_not_pickled() -> None:
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_deep_copy_of_a_placed_module_is_a_twin_with_parameters_of_its_own(micro_batches: int) -> None:
-    torch.manual_seed(0)
     module, loss = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)), Weighed()
     x = torch.randn(6, 8)
     made = placeto.place(module, [x], cluster="2xv100", loss=loss, placer="roundrobin", micro_batches=micro_batches)

@@ -46,7 +46,6 @@ def test_a_sequence_in_dimension_0_is_not_split(module: nn.Module, where: str) -
 
 
 def test_a_layer_whose_batch_is_brought_to_dimension_1_is_split() -> None:
-    torch.manual_seed(0)
     module, x = Turned(nn.GRU(4, 6)), torch.randn(8, 5, 4)
     placed = placeto.place(module, [x], loss=loss, cluster="2xv100", micro_batches=4, placer="single")
     value = placed.compile(devices=["cpu:0", "cpu:1"])(x)

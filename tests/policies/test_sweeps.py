@@ -60,7 +60,6 @@ def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_on
     problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
     instance = make_instance(problem)
     groups = instance.groups.num_groups
-    torch.manual_seed(0)
     policy = CompiledPolicy.of(PlacetoPolicy(PlacetoConfig()))
     placer = GuidedPlacer(policy, EnvConfig())
     evaluator = Watched(problem, instance.groups, 1000)

@@ -28,7 +28,6 @@ from tests.toys import random_graph, toy_cluster
 
 @pytest.fixture
 def setting():
-    torch.manual_seed(0)
     policy = PlacetoPolicy(PlacetoConfig())
     batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
     state = reset(batch, EnvConfig(tolerance=None), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
