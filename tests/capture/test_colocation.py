@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.graph.gradient_sums import together
 from tests.captures import Shared, colocated, inputs_of, kept, meta, record, training
+from tests.parts import Parts
 
 
 def test_final_gradients_are_colocated_with_their_parameters() -> None:
@@ -137,15 +138,11 @@ def test_tied_weights_are_one_parameter() -> None:
 
 
 def test_sliced_parameter_goes_with_the_user_of_the_slice() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8, 8))
-
+    class Half(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.weight[:4]
 
-    graph = training(Half(), meta(2, 4))
+    graph = training(Half(weight=nn.Parameter(torch.zeros(8, 8))), meta(2, 4))
     assert inputs_of(graph, "slice") == ["weight"]
     assert {"weight", "slice", "mm"} <= kept(graph, "weight")
     assert "mm" not in colocated(graph, "weight")

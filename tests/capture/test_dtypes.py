@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_inference, capture_training
+from tests.parts import Parts
 
 
 def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -63,11 +64,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 }
 
 
-class Call(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
+class Call(Parts):
     def forward(self, *arguments: Tensor) -> Any:
         return self.function(*arguments)
 
@@ -78,21 +75,21 @@ def test_what_torch_refuses_is_refused(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError)):
         function(*arguments)
     with pytest.raises(CaptureError, match=r"TypeError: aten\.\w+ takes no .*: cast one|(ind|bias).*; cast a tensor"):
-        capture_inference(Call(function), arguments)
+        capture_inference(Call(function=function), arguments)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_torch_takes_is_taken(name: str) -> None:
     function, arguments = RIGHT[name]
     function(*arguments)
-    assert capture_inference(Call(function), arguments).num_ops
+    assert capture_inference(Call(function=function), arguments).num_ops
 
 
 def test_random_numbers_are_left_alone() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    capture_inference(Call(lambda x: x + torch.rand_like(x)), [of(3, dtype=torch.float64)])
+    capture_inference(Call(function=lambda x: x + torch.rand_like(x)), [of(3, dtype=torch.float64)])
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -100,9 +97,9 @@ def test_what_only_gpus_compute_is_taken() -> None:
     x = of(3, 4, dtype=HALF)
     with pytest.raises(RuntimeError, match="not implemented for 'Half'"):
         torch.cdist(x, x)
-    assert capture_inference(Call(torch.cdist), [x, x]).num_ops
+    assert capture_inference(Call(function=torch.cdist), [x, x]).num_ops
     with pytest.raises(CaptureError, match="cdist"):
-        capture_inference(Call(torch.cdist), [x, x.float()])
+        capture_inference(Call(function=torch.cdist), [x, x.float()])
 
 
 def test_the_layer_is_named() -> None:

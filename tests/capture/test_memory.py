@@ -18,6 +18,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
+from tests.parts import Parts
 
 
 def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
@@ -102,15 +103,11 @@ def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> 
 
 
 def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8, 8))
-
+    class Half(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(x @ self.weight[:, :4]).square() @ self.weight[4:, :]
 
-    graph = training(Half(), meta(2, 8))
+    graph = training(Half(weight=nn.Parameter(torch.zeros(8, 8))), meta(2, 8))
     kinds = np.array(graph.op_types)
     parts = [name for name, kind in zip(graph.op_names, kinds, strict=True) if kind == "aten.slice"]
     assert all(record(graph, name)["resident_outputs"] == [0] for name in parts)
@@ -181,15 +178,11 @@ def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:
 def test_what_the_backward_pass_could_do_early_waits() -> None:
     """Of a sine the backward pass takes the cosine, which depends on the forward pass alone."""
 
-    class Sine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-
+    class Sine(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.other(torch.sin(self.one(x))).square().mean()
 
-    graph = capture_training(Sine().to("meta"), [meta(2, 4)])
+    graph = capture_training(Sine(one=nn.Linear(4, 4), other=nn.Linear(4, 4)).to("meta"), [meta(2, 4)])
     assert inputs_of(graph, "grad/cos") == ["one/addmm", "other/grad/mm"]
     first = next(name for name in graph.op_names if "/grad/" in f"/{name}")
     assert "mean" in inputs_of(graph, first), "the first of all waits for the loss"
@@ -218,18 +211,14 @@ def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None
 
 
 def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
-    class Halves(nn.Module):
+    class Halves(Parts):
         """Of a product cut in two, one half is needed at once and the other at the end."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 64, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             left, right = self.layer(x).chunk(2, dim=1)
             return left.exp().exp() + right
 
-    graph = capture_inference(Halves().to("meta"), [meta(128, 4)])
+    graph = capture_inference(Halves(layer=nn.Linear(4, 64, bias=False)).to("meta"), [meta(128, 4)])
     product, half = graph.index["layer/mm"], 4 * 128 * 32
     (parts,) = np.flatnonzero(np.array(graph.op_types) == "aten.split")
     owners = storage(graph)

@@ -11,6 +11,7 @@ import placeto
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
 from placeto.runtime.program import Program
 from placeto.runtime.steps import real_inference, real_training
+from tests.parts import Parts
 
 
 def model() -> nn.Sequential:
@@ -50,15 +51,11 @@ def test_a_chain_becomes_a_pipeline() -> None:
 
 
 def test_inference_is_a_stream_of_requests() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model()
-
+    class Two(Parts):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"y": self.inner(x), "weight": self.inner[0].weight}
 
-    module = Two()
+    module = Two(inner=model())
     step = real_inference(module, [X], micro_batches=3)
     made = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
     assert torch.allclose(made["y"], module(X)["y"], atol=1e-6)
@@ -110,11 +107,7 @@ class Counted(nn.Module):
         return self.inner(x), x.shape[0 if self.counts else 1]
 
 
-class Listed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
+class Listed(Parts):
     def forward(self, x: Tensor) -> tuple[Tensor, list[int]]:
         return self.inner(x), [1] * len(x)
 
@@ -126,7 +119,7 @@ def test_numbers_that_depend_on_the_samples_are_refused() -> None:
     with pytest.raises(
         CaptureError, match="Listed: the module returns None for a micro-batch and 1 for the whole batch"
     ):
-        capture_inference(Listed(), [x], micro_batches=3)
+        capture_inference(Listed(inner=nn.Linear(4, 4)), [x], micro_batches=3)
     step = real_inference(Counted(counts=False), [x], micro_batches=3)
     assert step.capture.rebuild([x])[1] == 4
 

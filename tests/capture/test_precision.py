@@ -15,6 +15,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.parts import Parts
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
@@ -66,44 +67,32 @@ def test_autocast_as_on_a_gpu(precision: str, dtype: str) -> None:
 
 
 def test_a_module_that_autocasts_by_itself() -> None:
-    class Casting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
+    class Casting(Parts):
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return self.inner(x)
 
-    assert by_type(capture_inference(Casting(), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
+    assert by_type(capture_inference(Casting(inner=nn.Linear(4, 4)), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
 
 
 def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-
+    class Attention(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(*[self.inner(x)] * 3, dropout_p=0.1)
 
     x = torch.randn(2, 2, 4, 8)
     for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
-        graph = capture_training(Attention(), [x], lambda y: y.float().sum(), precision=precision)
+        graph = capture_training(Attention(inner=nn.Linear(8, 8)), [x], lambda y: y.float().sum(), precision=precision)
         assert by_type(graph)["bmm"] == {dtype}
     assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 
 
 def test_a_weight_is_cast_once_for_all_its_users() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4, bias=False)
-
+    class Twice(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(self.inner(x))
 
-    graph = capture_inference(Twice(), [torch.randn(2, 4)], precision="bf16")
+    graph = capture_inference(Twice(inner=nn.Linear(4, 4, bias=False)), [torch.randn(2, 4)], precision="bf16")
     casts = [name for name, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == "aten._to_copy"]
     assert len(casts) == 2, "of the weight and of the input"
 
@@ -168,16 +157,12 @@ def test_convolutions_of_channels_last_say_so() -> None:
 
 
 def test_what_a_gpu_does_in_one_dropout_says_so() -> None:
-    class Masked(nn.Module):
-        def __init__(self, mask: Callable[[Tensor], Tensor]) -> None:
-            super().__init__()
-            self.inner, self.mask = nn.Linear(4, 4), mask
-
+    class Masked(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.mask(self.inner(x)).sum()
 
     def parts(mask: Callable[[Tensor], Tensor]) -> list[str]:
-        graph = capture_training(Masked(mask), [torch.randn(3, 4, 4, 4)])
+        graph = capture_training(Masked(inner=nn.Linear(4, 4), mask=mask), [torch.randn(3, 4, 4, 4)])
         return [kind for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kernel == "dropout"]
 
     whole = ["aten.bernoulli", "aten.div", "aten.mul", "aten.mul"]

@@ -13,14 +13,11 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
 from tests.captures import meta, mlp, record
+from tests.parts import Parts
 
 
-class Called(nn.Module):
+class Called(Parts):
     """A function of its inputs, as a module."""
-
-    def __init__(self, function: object) -> None:
-        super().__init__()
-        self.function = function
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.function(*inputs)  # type: ignore[operator]
@@ -28,7 +25,7 @@ class Called(nn.Module):
 
 def last(function: object, *inputs: Tensor) -> str:
     """Signature of the last op of what a function does."""
-    return capture_inference(Called(function), inputs).signatures[-1]
+    return capture_inference(Called(function=function), inputs).signatures[-1]
 
 
 def test_shapes_strides_dtypes_and_arguments_are_told_apart() -> None:
@@ -87,7 +84,7 @@ def test_attention_has_one_signature_however_it_was_traced() -> None:
 
     found = []
     for change in (False, True):
-        module = Called(partial(attended, change=change))
+        module = Called(function=partial(attended, change=change))
         module.layer = layer
         signatures = capture_training(module, [torch.randn(2, 6, 8)]).signatures
         found.append([one for one in signatures if "attention" in one and "backward" in one])

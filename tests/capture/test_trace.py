@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training, trace_training
 from tests.captures import Shared, inputs_of, meta, mlp, record, training
+from tests.parts import Parts
 
 
 def test_mlp_op_by_op() -> None:
@@ -100,29 +101,21 @@ def test_unused_and_frozen_parameters() -> None:
     module = nn.ModuleDict({"used": nn.Linear(4, 4), "frozen": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     module["frozen"].requires_grad_(False)
 
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
+    class Wrapper(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.inner["used"](self.inner["frozen"](x))
 
-    graph = training(Wrapper(), meta(2, 4))
+    graph = training(Wrapper(inner=module), meta(2, 4))
     assert "inner.frozen/addmm" in graph.index
     assert not any(name.startswith(("inner.frozen/grad", "inner.unused/")) for name in graph.op_names)
 
 
 def test_lstm_is_captured_op_by_op() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(8, 8, num_layers=2)
-
+    class Model(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.lstm(x)[0]
 
-    graph = training(Model(), meta(5, 2, 8))
+    graph = training(Model(lstm=nn.LSTM(8, 8, num_layers=2)), meta(5, 2, 8))
     # per layer: one product for all inputs, one per step; backwards without the gradient of x
     forward = 2 * (2 * (5 * 2) * 8 * 32 + 5 * 2 * 2 * 8 * 32)
     assert sum(f for f, name in zip(graph.flops, graph.op_names, strict=True) if "/grad/" not in name) == forward
@@ -150,30 +143,22 @@ def test_inference_graph_has_the_ops_of_torch_export() -> None:
 
 
 def test_checkpointed_module_is_run_again_in_the_backward_pass() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-
+    class Model(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.inner, x, use_reentrant=False)
 
-    graph = training(Model(), meta(2, 8))
+    graph = training(Model(inner=mlp()), meta(2, 8))
     again = [name for name in graph.op_names if "/grad/addmm" in name]
     assert [name.split("@")[0] for name in again] == ["inner.0"]  # the second product isn't needed again
     assert graph.modules[graph.index[again[0]]] == "inner.0"
 
 
 def test_a_model_that_returns_its_loss() -> None:
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
+    class Loss(Parts):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return F.mse_loss(self.net(x), y)
 
-    graph = capture_training(Loss(), [meta(2, 8), meta(2, 4)])
+    graph = capture_training(Loss(net=mlp()), [meta(2, 8), meta(2, 4)])
     assert "mse_loss" in graph.index
     assert graph.op_types.count("aten.mm") == 3
 
@@ -222,12 +207,8 @@ def test_scripted_modules_are_refused() -> None:
         capture_inference(nn.Sequential(torch.jit.script(nn.ReLU())), [meta(2, 8)])
 
 
-class Awkward(nn.Module):
+class Awkward(Parts):
     """A layer, and then something that can't be traced."""
-
-    def __init__(self, then: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.layer, self.then = nn.Linear(8, 8), then
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
@@ -251,7 +232,7 @@ def test_what_fails_in_a_module_is_told_with_its_line(
     then: Callable[[Tensor], object], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_trace.py:\d+: .*{message}"):
-        training(nn.Sequential(Awkward(then)), meta(2, 8), name="net")
+        training(nn.Sequential(Awkward(layer=nn.Linear(8, 8), then=then)), meta(2, 8), name="net")
     assert capfd.readouterr() == ("", ""), "the message is all"
 
 

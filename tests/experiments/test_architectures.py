@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from experiments.architectures import difference, eager, model, outcome, verdict
+from tests.parts import Parts
 
 pytest.importorskip("transformers")
 
@@ -27,13 +28,9 @@ def test_differences_are_relative_and_missing_gradients_count() -> None:
 
 
 def test_micro_batches_are_averaged() -> None:
-    class Square(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
+    class Square(Parts):
         def forward(self, x: torch.Tensor) -> object:
             return type("Output", (), {"loss": (self.weight * x).sum()})
 
-    (gradient,) = eager(Square(), {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])}, 2)
+    (gradient,) = eager(Square(weight=nn.Parameter(torch.ones(1))), {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])}, 2)
     assert gradient == torch.tensor([5.0])  # (1 + 2 + 3 + 4) / 2

@@ -15,6 +15,7 @@ from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
+from tests.parts import Parts
 from tests.toys import toy_cluster, work
 
 GRAPH = captured(chain())
@@ -180,19 +181,15 @@ def test_plans_for_torch_are_those_with_equal_replicas() -> None:
     assert not Plan(((0, 1, 2),), (), 5).even(problem)  # 4 micro-batches
 
 
-class Weighted(nn.Module):
+class Weighted(Parts):
     """A loss with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         return (y * self.weight).square().mean()
 
 
 def test_a_loss_that_is_trained_is_refused() -> None:
-    x, loss = torch.empty(32, WIDTH), Weighted()
+    x, loss = torch.empty(32, WIDTH), Weighted(weight=nn.Parameter(torch.ones(WIDTH)))
     for trained in (False, True):
         loss.weight.requires_grad_(trained)
         graph = capture_training(chain(), [x], loss, name="model", micro_batches=4)

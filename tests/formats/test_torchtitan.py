@@ -15,6 +15,7 @@ from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
 from tests.formats.test_torch_pipeline import MODEL
 from tests.formats.test_whole_layers import TRAINING, cut
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
+from tests.parts import through
 
 GRAPH = captured(chain(8))
 PLANS = {
@@ -85,9 +86,7 @@ class Flat(nn.Module):
         self.first, self.layers, self.head = linear(), nn.ModuleList(linear() for _ in range(6)), linear()
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.first, *self.layers, self.head):
-            x = layer(x)
-        return x
+        return through((self.first, *self.layers, self.head), x)
 
 
 def linear() -> nn.Linear:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.runtime.placed import RunError
+from tests.parts import Parts
 from tests.runtime.true import square, step_of
 
 
@@ -118,15 +119,11 @@ def test_inference_is_that_of_evaluation_mode() -> None:
 
 
 def test_a_changed_loss_is_refused() -> None:
-    class Weighted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.beta = 1.0
-
+    class Weighted(Parts):
         def forward(self, y: Tensor) -> Tensor:
             return self.beta * y.square().mean()
 
-    module, loss, x = nn.Linear(4, 4), Weighted(), torch.randn(3, 4)
+    module, loss, x = nn.Linear(4, 4), Weighted(beta=1.0), torch.randn(3, 4)
     for given in (loss, lambda y: loss(y) + 1.0):
         step = step_of(module, [x], loss=given)
         assert torch.equal(step(x), given(module(x)).detach())

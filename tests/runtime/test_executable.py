@@ -19,6 +19,7 @@ from placeto.runtime.executable import PlacedModule
 from placeto.runtime.placed import PlacedStep, RunError
 from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
+from tests.parts import Parts
 
 
 @pytest.fixture(autouse=True)
@@ -123,18 +124,14 @@ def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str,
 
 
 def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice]) -> None:
-    class Split(nn.Module):
+    class Split(Parts):
         """Its second branch has the rows behind the fifth one."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([self.one(x[:5]), self.other(x[5:])])
 
     for rows in (0, 5, 7):
-        module, x = Split(), torch.randn(rows, 8)
+        module, x = Split(one=nn.Linear(8, 8), other=nn.Sequential(nn.Linear(8, 8), nn.Tanh())), torch.randn(rows, 8)
         for seed in range(3):
             step = placed(module, trace_training(module, [x], lambda y: y.sum()), [x], [], devices, seed)
             module.zero_grad()
@@ -228,17 +225,13 @@ def test_a_modules_generator_draws_on_one_core(devices: list[LocalDevice]) -> No
 
 
 def test_what_several_cores_read_is_drawn_once(devices: list[LocalDevice]) -> None:
-    class Scaled(nn.Module):
+    class Scaled(Parts):
         """Its backward pass reads the random numbers of the forward pass."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.tanh(self.layer(x) * torch.rand(5, 1))
 
-    module, x = Scaled(), torch.randn(5, 8)
+    module, x = Scaled(layer=nn.Linear(8, 8)), torch.randn(5, 8)
     capture = trace_training(module, [x], lambda y: y.square().mean())
     placement = np.array([int("grad" in name) for name in capture.graph.op_names])
     assert len(set(placement)) == 2
@@ -280,15 +273,11 @@ def test_a_training_loop(devices: list[LocalDevice]) -> None:
 
 
 def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -> None:
-    class Answer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 2)
-
+    class Answer(Parts):
         def forward(self, *, x: Tensor, scale: float) -> dict[str, Any]:
             return {"a": self.a(x) * scale, "both": [self.b(x).relu(), x], "n": 7}
 
-    module, inputs = Answer().eval(), {"x": torch.randn(5, 4), "scale": 2.0}
+    module, inputs = Answer(a=nn.Linear(4, 3), b=nn.Linear(4, 2)).eval(), {"x": torch.randn(5, 4), "scale": 2.0}
     step = placed(module, trace_inference(module, inputs), inputs, (), devices, 0)
     other = torch.randn(5, 4)
     found, expected = step(x=other, scale=2.0), module(x=other, scale=2.0)

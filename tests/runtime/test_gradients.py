@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from placeto.capture.errors import CaptureError
 from placeto.runtime.gradients import add_gradients
 from placeto.runtime.placed import RunError
+from tests.parts import Parts
 from tests.runtime.true import assert_as_eager, square, step_of
 
 
@@ -89,18 +90,14 @@ def test_inputs_that_ask_for_a_gradient_get_one() -> None:
 
 
 def test_a_gradient_penalty() -> None:
-    class Penalty(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-
+    class Penalty(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y = self.net(x)
             (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             return y.mean() + (slope.norm(dim=1) - 1).square().mean()
 
     x = torch.randn(5, 3, requires_grad=True)
-    assert_as_eager(Penalty(), [x], lambda value: value)
+    assert_as_eager(Penalty(net=nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))), [x], lambda value: value)
 
 
 class Head:
@@ -117,15 +114,11 @@ class Head:
 
 
 def _losses() -> list[tuple[str, nn.Module, Any]]:
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
+    class Module(Parts):
         def forward(self, output: Tensor) -> Tensor:
             return self.layer(output).square().mean()
 
-    head, module, layer = Head(), Module(), nn.Linear(4, 1)
+    head, module, layer = Head(), Module(layer=nn.Linear(4, 1)), nn.Linear(4, 1)
 
     def of_layer(one: nn.Module, output: Tensor) -> Tensor:
         return one(output).square().mean()
@@ -163,16 +156,12 @@ def test_trainable_tensors_of_nobody_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"Linear: .* trainable tensor of shape \(4,\) that is no parameter"):
         step_of(nn.Linear(4, 4), [torch.ones(2, 4)], loss=lambda y: (y * weight).sum())
 
-    class Listed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.more = nn.Linear(4, 4), [nn.Linear(4, 4)]
-
+    class Listed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.more[0](self.first(x))
 
     with pytest.raises(CaptureError, match=r"layers in a list go into an nn\.ModuleList"):
-        step_of(Listed(), [torch.ones(2, 4)], loss=square)
+        step_of(Listed(first=nn.Linear(4, 4), more=[nn.Linear(4, 4)]), [torch.ones(2, 4)], loss=square)
 
 
 def test_what_a_loss_reads_without_a_gradient_is_welcome() -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from placeto.capture.errors import CaptureError
 from placeto.runtime.placed import RunError
+from tests.parts import Parts
 from tests.runtime.true import square, step_of
 
 
@@ -196,15 +197,11 @@ def test_arrays_are_compared_by_all_their_values() -> None:
 
 
 def test_packed_sequences_and_micro_batches() -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Packed(Parts):
         def forward(self, given: PackedSequence) -> Tensor:
             return self.layer(given.data)
 
-    module = Packed()
+    module = Packed(layer=nn.Linear(4, 4))
     made = [nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)]) for _ in range(2)]
     step = step_of(module, [made[0]])
     for given in made:
@@ -214,14 +211,10 @@ def test_packed_sequences_and_micro_batches() -> None:
 
 
 def test_objects_of_micro_batches_are_joined() -> None:
-    class Boxed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Boxed(Parts):
         def forward(self, x: Tensor) -> Box:
             return Box({"y": self.layer(x)})
 
-    module, x = Boxed(), torch.randn(4, 4)
+    module, x = Boxed(layer=nn.Linear(4, 4)), torch.randn(4, 4)
     made = step_of(module, [x], training=False, micro_batches=2)(x)
     assert torch.allclose(made.inside["y"], module(x).inside["y"])

@@ -15,6 +15,7 @@ from placeto.runtime.devices import LocalDevice
 from placeto.runtime.executable import PlacedModule
 from placeto.runtime.sums import in_lists
 from placeto.simulator.schedule import simulate
+from tests.parts import Parts
 
 X, Y = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -107,15 +108,11 @@ def test_sums_of_gradients_take_no_memory_of_their_own() -> None:
 def test_a_gradient_that_something_else_needs_is_not_overwritten() -> None:
     """Two parameters that are added have one gradient, which is the first part of both sums."""
 
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
-
+    class Sum(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return ((self.one + self.other) * x).square().sum()
 
-    module = Sum()
+    module = Sum(one=nn.Parameter(torch.ones(6)), other=nn.Parameter(torch.ones(6)))
     capture = trace_training(module, [X], micro_batches=3)
     problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
     schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
