@@ -10,7 +10,7 @@ import torch
 
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
-from tests.command_line import OPS
+from tests.command_line import NET, OPS
 from tests.packages import adds  # noqa: F401 - a fixture
 
 set_threads(1, 1)
@@ -27,3 +27,10 @@ def graph_file(tmp_path: Path) -> str:
     """File of a graph of four ops, two of which can run at the same time."""
     save_graph(ComputationGraph.from_ops("fork", OPS), tmp_path / "fork.json")
     return str(tmp_path / "fork.json")
+
+
+@pytest.fixture
+def net_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has a file net.py, whose function net makes a module of linear layers for training."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
