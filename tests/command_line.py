@@ -1,4 +1,4 @@
-"""Commands run in this process, and a graph for them."""
+"""Commands run in this process, and a graph and a module for them."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +16,13 @@ OPS = [
     {"name": "c", "type": "mm", "inputs": [["a", 0]], "outputs": [1000], "module": "right", "time_us": {"*": 800.3}},
     {"name": "d", "type": "add", "inputs": [["b", 0], ["c", 0]], "module": "tail", "time_us": {"*": 10.9}},
 ]
+NET = """import torch
+from torch import nn
+
+def net(layers=4):
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(layers)))
+    return model, [torch.randn(16, 512)], nn.functional.mse_loss, [torch.randn(16, 512)]
+"""
 
 
 def run(*arguments: object) -> int:

@@ -1,4 +1,4 @@
-"""One thread for all tests, and what tests of several files are given.
+"""One thread and one seed for all tests, and what tests of several files are given.
 
 Tensors here are small, and two threads that wait for each other on a busy machine take minutes.
 """
@@ -6,14 +6,20 @@ Tensors here are small, and two threads that wait for each other on a busy machi
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401 - imported, so that its threads are set here
+import torch
 
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
-from tests.command_line import OPS
+from tests.command_line import NET, OPS
 from tests.packages import adds  # noqa: F401 - a fixture
 
 set_threads(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws torch's random numbers from seed 0."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -21,3 +27,10 @@ def graph_file(tmp_path: Path) -> str:
     """File of a graph of four ops, two of which can run at the same time."""
     save_graph(ComputationGraph.from_ops("fork", OPS), tmp_path / "fork.json")
     return str(tmp_path / "fork.json")
+
+
+@pytest.fixture
+def net_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has a file net.py, whose function net makes a module of linear layers for training."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)

@@ -16,17 +16,7 @@ from placeto.placing import PlacingError
 from placeto.problem.cluster import ClusterError
 from placeto.problem.costs import CostsError
 from tests.captures import meta, mlp
-
-
-class Weighed(nn.Module):
-    """A loss with a parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, y: torch.Tensor) -> torch.Tensor:
-        return (y * self.weight).square().mean()
+from tests.parts import Weighted
 
 
 def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
@@ -79,7 +69,6 @@ def test_what_is_no_problem_is_refused_with_what_to_write(made, says) -> None:
 
 
 def test_a_placed_module_runs_in_a_training_loop() -> None:
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     twin = copy.deepcopy(module)
     x, target = torch.randn(5, 8), torch.randint(3, (5,))
@@ -112,8 +101,8 @@ def test_a_placed_module_is_not_pickled() -> None:
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_deep_copy_of_a_placed_module_is_a_twin_with_parameters_of_its_own(micro_batches: int) -> None:
-    torch.manual_seed(0)
-    module, loss = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)), Weighed()
+    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3))
+    loss = Weighted(weight=nn.Parameter(torch.ones(3)))
     x = torch.randn(6, 8)
     made = placeto.place(module, [x], cluster="2xv100", loss=loss, placer="roundrobin", micro_batches=micro_batches)
     step = made.compile(devices=["cpu:0", "cpu:1"])

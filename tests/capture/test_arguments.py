@@ -34,7 +34,6 @@ class Labelled(nn.Module):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_loss_in_the_output_and_arguments_by_name(nested: bool) -> None:
-    torch.manual_seed(0)
     module = Labelled()
     inputs = {"x": torch.randn(5, 4), "labels": torch.tensor([0, 1, 2, 0, 1])}
     if nested:

@@ -6,14 +6,11 @@ from torch import Tensor, nn
 
 import placeto
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from tests.parts import Parts
 
 
-class Turned(nn.Module):
+class Turned(Parts):
     """Takes the batch first, and gives it to its layer in dimension 1."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.transpose(0, 1))[0].transpose(0, 1)  # type: ignore[no-any-return]
@@ -46,8 +43,7 @@ def test_a_sequence_in_dimension_0_is_not_split(module: nn.Module, where: str) -
 
 
 def test_a_layer_whose_batch_is_brought_to_dimension_1_is_split() -> None:
-    torch.manual_seed(0)
-    module, x = Turned(nn.GRU(4, 6)), torch.randn(8, 5, 4)
+    module, x = Turned(layer=nn.GRU(4, 6)), torch.randn(8, 5, 4)
     placed = placeto.place(module, [x], loss=loss, cluster="2xv100", micro_batches=4, placer="single")
     value = placed.compile(devices=["cpu:0", "cpu:1"])(x)
     gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]

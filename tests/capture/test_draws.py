@@ -59,7 +59,6 @@ def placed_and_eager(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, nn.M
 
 @pytest.mark.parametrize("call", CALLS)
 def test_gradients_are_those_of_eager(call: str) -> None:
-    torch.manual_seed(0)
     module, x = Dropped(CALLS[call]), torch.randn(4, 8)
     if call == "reentrant":
         module.blocks.insert(0, nn.Identity())
@@ -88,7 +87,6 @@ class Turned(nn.Module):
     ],
 )
 def test_masks_of_tensors_that_lie_in_another_order_are_those_of_eager(layer: nn.Module) -> None:
-    torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(8, 8), layer, nn.Flatten(2)), torch.randn(4, 6, 8)
     loss, wanted, twin = placed_and_eager(module, x)
     assert loss.item() == wanted.item()
@@ -98,7 +96,6 @@ def test_masks_of_tensors_that_lie_in_another_order_are_those_of_eager(layer: nn
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
-    torch.manual_seed(0)
     module, x = Dropped(once), torch.randn(4, 8)
     placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="roundrobin", micro_batches=micro_batches)
     loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)

@@ -9,6 +9,7 @@ from placeto.capture.lifetimes import hold
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
 from tests.captures import meta
+from tests.parts import Parts
 
 
 def held(graph: ComputationGraph) -> dict[str, str]:
@@ -31,12 +32,8 @@ class Caller(nn.Module):
         return z.neg().sum()
 
 
-class Gates(nn.Module):
+class Gates(Parts):
     """Changes both halves of a tensor in place, as recurrent layers do, and saves one of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = torch.unsafe_chunk(self.layer(x), 2, 1)
@@ -52,7 +49,7 @@ def test_a_variable_is_held_until_its_function_has_returned() -> None:
 
 
 def test_half_of_a_tensor_is_held_with_the_other() -> None:
-    graph = capture_training(Gates().to("meta"), [meta(2, 4)])
+    graph = capture_training(Gates(layer=nn.Linear(4, 4, bias=False)).to("meta"), [meta(2, 4)])
     assert held(graph)["mul"] == "grad/sigmoid_backward"
     assert "sigmoid" not in held(graph)
 

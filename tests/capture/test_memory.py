@@ -18,6 +18,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made, inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
+from tests.parts import Parts
 
 
 def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
@@ -200,18 +201,14 @@ def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None
 
 
 def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
-    class Halves(nn.Module):
+    class Halves(Parts):
         """Of a product cut in two, one half is needed at once and the other at the end."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 64, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             left, right = self.layer(x).chunk(2, dim=1)
             return left.exp().exp() + right
 
-    graph = capture_inference(Halves().to("meta"), [meta(128, 4)])
+    graph = capture_inference(Halves(layer=nn.Linear(4, 64, bias=False)).to("meta"), [meta(128, 4)])
     product, half = graph.index["layer/mm"], 4 * 128 * 32
     (parts,) = np.flatnonzero(np.array(graph.op_types) == "aten.split")
     owners = storage(graph)

@@ -118,16 +118,12 @@ def test_inputs_that_share_memory_are_told_apart_by_the_second_pass() -> None:
 
 
 def test_constants_of_the_module_are_kept() -> None:
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.scale = nn.Linear(2, 2), torch.tensor([2.0, 3.0])
-
+    class Module(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.layer(x) * self.scale + torch.tensor(1.0)
             return y if torch.tensor(True) else y * torch.tensor(2.0).item()
 
-    module, x = Module(), torch.randn(3, 2)
+    module, x = Module(layer=nn.Linear(2, 2), scale=torch.tensor([2.0, 3.0])), torch.randn(3, 2)
     traced = trace_inference(module, [x]).traced
     (made,) = traced(module.layer.weight, module.layer.bias, x)
     assert torch.equal(made, module(x))

@@ -187,12 +187,8 @@ def test_scripted_modules_are_refused() -> None:
         capture_inference(nn.Sequential(torch.jit.script(nn.ReLU())), [meta(2, 8)])
 
 
-class Awkward(nn.Module):
+class Awkward(Parts):
     """A layer, and then something that can't be traced."""
-
-    def __init__(self, then: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.layer, self.then = nn.Linear(8, 8), then
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
@@ -216,7 +212,7 @@ def test_what_fails_in_a_module_is_told_with_its_line(
     then: Callable[[Tensor], object], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_trace.py:\d+: .*{message}"):
-        training(nn.Sequential(Awkward(then)), meta(2, 8), name="net")
+        training(nn.Sequential(Awkward(layer=nn.Linear(8, 8), then=then)), meta(2, 8), name="net")
     assert capfd.readouterr() == ("", ""), "the message is all"
 
 

@@ -36,7 +36,6 @@ class Sizes(Interpreter):
 def test_graph_is_what_runs(name: str) -> None:
     entry = ZOO[name]
     pytest.importorskip(entry.package)
-    torch.manual_seed(0)
     step = entry.make()
     state = {key: value.clone() for key, value in step.module.state_dict().items()}
     capture = trace_training(step.module, step.inputs, step.loss, targets=step.targets, run=entry.run)

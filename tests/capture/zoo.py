@@ -18,6 +18,7 @@ from placeto.capture import capture_training
 from tests.capture.hugging_face import MODELS
 from tests.capture.steps import Entry, Step
 from tests.capture.zoo_flops import ZOO_FLOPS
+from tests.parts import Parts
 
 
 def total(output: Any, *_: Any) -> Tensor:
@@ -83,17 +84,13 @@ def diffusion() -> Step:
 
 
 def autoencoder() -> Step:
-    class Variational(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = nn.Linear(16, 8), nn.Linear(4, 16)
-
+    class Variational(Parts):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             mean, log = self.encode(x).chunk(2, dim=1)
             made = self.decode(mean + torch.randn_like(mean) * torch.exp(log / 2))
             return {"loss": F.mse_loss(made, x) - (1 + log - mean**2 - log.exp()).mean() / 2, "made": made}
 
-    return Step(Variational(), [torch.randn(4, 16)])
+    return Step(Variational(encode=nn.Linear(16, 8), decode=nn.Linear(4, 16)), [torch.randn(4, 16)])
 
 
 class Recurrent(nn.Module):
@@ -122,18 +119,14 @@ def recurrent(kind: Callable[..., nn.Module], packed: bool = False, **options: A
 
 
 def cells() -> Step:
-    class Unrolled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.gru = nn.LSTMCell(4, 4), nn.GRUCell(4, 4)
-
+    class Unrolled(Parts):
         def forward(self, x: Tensor) -> Tensor:
             state: Any = (torch.zeros_like(x[0]), torch.zeros_like(x[0]))
             for step in x.unbind():
                 state = self.lstm(self.gru(step, state[0]), state)
             return state[0]
 
-    return Step(Unrolled(), [torch.randn(4, 2, 4)], total)
+    return Step(Unrolled(lstm=nn.LSTMCell(4, 4), gru=nn.GRUCell(4, 4)), [torch.randn(4, 2, 4)], total)
 
 
 def transformer() -> Step:
@@ -142,16 +135,12 @@ def transformer() -> Step:
 
 
 def attention() -> Step:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
+    class Attention(Parts):
         def forward(self, x: Tensor) -> Tensor:
             parts = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
             return self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
 
-    return Step(Attention(), [torch.randn(2, 6, 16)], total)
+    return Step(Attention(qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)), [torch.randn(2, 6, 16)], total)
 
 
 class Experts(nn.Module):
@@ -204,11 +193,7 @@ def dlrm() -> Step:
 
 
 def capsule() -> Step:
-    class Capsules(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(1, 3, 6, 4, 4))
-
+    class Capsules(Parts):
         def forward(self, x: Tensor) -> Tensor:
             votes = (self.weight @ x[:, None, :, :, None]).squeeze(-1)
             logits = torch.zeros(len(x), 3, 6, 1)
@@ -218,7 +203,7 @@ def capsule() -> Step:
                 logits = logits + (votes * out).sum(-1, keepdim=True)
             return out
 
-    return Step(Capsules(), [torch.randn(2, 6, 4)], total)
+    return Step(Capsules(weight=nn.Parameter(torch.randn(1, 3, 6, 4, 4))), [torch.randn(2, 6, 4)], total)
 
 
 def tied() -> Step:

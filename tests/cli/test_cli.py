@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from placeto.cli import command as cli
+from placeto.cli import list as list_command
 from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.signals import Interruption
@@ -159,8 +160,6 @@ def test_bad_cluster_and_checkpoint_files(graph_file: str, tmp_path: Path, capsy
 
 
 def test_errors_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    from placeto.cli import list as list_command
-
     def bug(arguments: object) -> None:
         raise ValueError("a bug")
 
@@ -169,23 +168,28 @@ def test_errors_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> No
         cli.main(["list", "clusters"])
 
 
-def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from placeto.cli import list as list_command
-
+@pytest.mark.parametrize(
+    ("interruption", "says"),
+    [
+        (KeyboardInterrupt(), "interrupted\n"),
+        (Interruption(signal.SIGINT, "a checkpoint is saved"), "interrupted: a checkpoint is saved\n"),
+    ],
+)
+def test_interruption_exits_with_130_and_tells_what_is_kept(
+    interruption: BaseException, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(arguments: object) -> None:
-        raise KeyboardInterrupt
+        raise interruption
 
     monkeypatch.setattr(list_command, "run", interrupt)
     assert run("list", "clusters") == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == says
 
 
 def test_sigterm_is_told_in_one_line_and_exits_with_143(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is half done is tidied up, as after Ctrl-C."""
-    from placeto.cli import list as list_command
-
     tidied = []
 
     def asked_to_end(arguments: object) -> None:
@@ -201,22 +205,7 @@ def test_sigterm_is_told_in_one_line_and_exits_with_143(
     assert tidied == [signal.SIG_DFL], "a second one ends it at once"
 
 
-def test_an_interruption_tells_what_is_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from placeto.cli import list as list_command
-
-    def interrupt(arguments: object) -> None:
-        raise Interruption(signal.SIGINT, "a checkpoint is saved")
-
-    monkeypatch.setattr(list_command, "run", interrupt)
-    assert run("list", "clusters") == 130
-    assert capsys.readouterr().err == "interrupted: a checkpoint is saved\n"
-
-
 def test_who_ignores_sigterm_goes_on_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from placeto.cli import list as list_command
-
     monkeypatch.setattr(list_command, "run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

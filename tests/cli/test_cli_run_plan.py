@@ -11,7 +11,6 @@ from placeto.formats.plan import PlanFile, save_plan
 from placeto.problem.cluster import load_cluster
 from placeto.runtime import torchrun
 from tests.command_line import fails, run
-from tests.formats.test_torch_pipeline import MODEL
 
 STEP = ("net.py:net", "--micro-batches", "2")
 ROOFLINE = ("--costs", "roofline")
@@ -19,9 +18,7 @@ RUN = ("run", *STEP, "--plan", "plan.json", "--devices", "cpu:0,cpu:1")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(MODEL)
+def folder(net_file: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     placer = ("--placer", "torch-pipeline")
     assert run("place", *STEP, "--cluster", "2xcpu-core", *placer, "-o", "plan.json") == 0
     capsys.readouterr()

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.parts import Parts, through
+
 
 def linears(count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
@@ -33,9 +35,7 @@ class ClassToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return through(self.blocks, x)
 
 
 class Buffers(nn.Module):
@@ -45,7 +45,7 @@ class Buffers(nn.Module):
         super().__init__()
         self.register_buffer("table", torch.rand(8))
         self.register_buffer("scale", torch.rand(8), persistent=False)
-        self.blocks, self.last = nn.ModuleList(Scaled() for _ in range(3)), nn.Linear(8, 8)
+        self.blocks, self.last = nn.ModuleList(Scaled(inner=nn.Linear(8, 8)) for _ in range(3)), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -53,12 +53,8 @@ class Buffers(nn.Module):
         return self.last(x) * self.scale
 
 
-class Scaled(nn.Module):
+class Scaled(Parts):
     """Scales by its argument."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: Tensor, by: Tensor) -> Tensor:
         return self.inner(x) * by
@@ -86,10 +82,7 @@ class Inner(nn.Module):
         self.position, self.layers = nn.Parameter(torch.randn(8)), linears(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.position
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return through(self.layers, x + self.position)
 
 
 class Stack(nn.Module):
@@ -109,7 +102,7 @@ class Body(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.where, self.norm = nn.Embedding(5, 8), nn.LayerNorm(8)
-        self.blocks = nn.ModuleList(Masked() for _ in range(3))
+        self.blocks = nn.ModuleList(Masked(inner=nn.Linear(8, 8)) for _ in range(3))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x + self.where(torch.arange(x.shape[1], device=x.device))
@@ -119,12 +112,8 @@ class Body(nn.Module):
         return self.norm(x)
 
 
-class Masked(nn.Module):
+class Masked(Parts):
     """A block with a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x + self.inner(x) * mask
@@ -139,9 +128,7 @@ class Unused(nn.Module):
         self.decoder, self.spare = nn.ModuleList(Block() for _ in range(2)), nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.head(through(self.blocks, x))
 
 
 class Scales(nn.Module):
@@ -165,9 +152,7 @@ class Borrowed(nn.Module):
         self.embed, self.blocks, self.bias = nn.Embedding(12, 8), linears(3), nn.Linear(8, 12)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.embed(words)
-        for block in self.blocks:
-            x = block(x)
+        x = through(self.blocks, self.embed(words))
         return F.linear(x, self.embed.weight) + self.bias.bias
 
 
@@ -180,10 +165,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.embed(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.head(through(self.blocks, self.embed(words)))
 
 
 class Encoder(nn.Module):
@@ -194,10 +176,7 @@ class Encoder(nn.Module):
         self.embed, self.block = embed, nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.embed(words)
-        for block in self.block:
-            x = block(x)
-        return x
+        return through(self.block, self.embed(words))
 
 
 class SharedEmbedding(nn.Module):
@@ -261,18 +240,14 @@ class UNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = Skips()
+        self.net = Skips(down1=Block(), down2=Block(), up=nn.Linear(16, 8), last=nn.Linear(8, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
 
-class Skips(nn.Module):
+class Skips(Parts):
     """A small U-Net."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down1, self.down2, self.up, self.last = Block(), Block(), nn.Linear(16, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         skipped = self.down1(x)
@@ -287,9 +262,7 @@ class Wrapped(nn.Module):
         self.first, self.inner, self.last = linears(2), Inner(), linears(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (*self.first, self.inner, *self.last):
-            x = layer(x)
-        return x
+        return through((*self.first, self.inner, *self.last), x)
 
 
 def hugging_face() -> dict[str, Callable[[], nn.Module]]:

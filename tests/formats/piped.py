@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 
-
-def linears(count: int) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+from tests.formats.divided import linears
 
 
 class Chain(nn.Module):

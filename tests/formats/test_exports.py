@@ -25,6 +25,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 from tests.captures import Made
 from tests.command_line import fails, run
+from tests.parts import through
 from tests.problem.test_files import limited
 from tests.toys import random_graph
 
@@ -48,10 +49,7 @@ class Model(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.head(through(self.blocks, self.embedding(words)))
 
 
 WORDS = torch.arange(24).reshape(4, 6)

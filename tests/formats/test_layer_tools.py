@@ -25,7 +25,6 @@ from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.cluster import load_cluster
 from tests.command_line import fails, run
-from tests.formats.test_torch_pipeline import MODEL
 from tests.formats.test_whole_layers import INFERENCE, TRAINING, cut
 from tests.formats.torch_toys import captured, chain, planned
 
@@ -177,12 +176,9 @@ def test_ranks_are_counted_host_by_host() -> None:
     assert visible(replace(cluster, hosts=()), (0, 2)) == "0,2"
 
 
+@pytest.mark.usefixtures("net_file")
 @pytest.mark.parametrize("tool", LAYER_TOOLS)
-def test_the_command_says_which_layers_are_where(
-    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(MODEL)
+def test_the_command_says_which_layers_are_where(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = ("--micro-batches", "4") if tool == "megatron" else ("--inference",)
     step = ("net.py:net", *kind, "--cluster", "2xk80")
     assert run("capture", "net.py:net", *kind, "-o", "net.json") == 0

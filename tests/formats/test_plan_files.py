@@ -8,10 +8,9 @@ import pytest
 from placeto.formats.placement import PlacementError, load_placement
 from placeto.formats.plan import load_plan, save_plan
 from placeto.problem.cluster import load_cluster
-from tests.command_line import fails, run
-from tests.formats.test_torch_pipeline import MODEL as SMALL
+from tests.command_line import NET, fails, run
 
-MODEL = SMALL.replace("torch.randn(16, 512)", "torch.randn(4096, 512)")
+MODEL = NET.replace("torch.randn(16, 512)", "torch.randn(4096, 512)")
 ON = ("--cluster", "2xcpu-core")
 
 

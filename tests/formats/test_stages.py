@@ -18,7 +18,9 @@ from placeto.formats.exports import ExportError, ExportWarning, Stages, device_m
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from tests.formats import piped
+from tests.formats.divided import linears
 from tests.growth import assert_in_proportion
+from tests.parts import Parts
 
 X, TARGET = torch.randn(4, 8), torch.randn(4, 8)
 
@@ -75,19 +77,15 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = piped.linears(3)
+        self.blocks = linears(3)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.blocks[1](self.blocks[0](x)) + x
         return self.blocks[2](y)
 
 
-class Early(nn.Module):
+class Early(Parts):
     """An output is made before the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = piped.linears(3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         early = self.blocks[0](x).tanh()
@@ -120,7 +118,7 @@ def test_targets_of_a_loss_that_the_model_computes_are_given_to_the_last_stage()
 
 
 def test_an_output_of_an_earlier_stage_is_refused() -> None:
-    graph = capture_inference(Early(), [X], name="early")
+    graph = capture_inference(Early(blocks=linears(3)), [X], name="early")
     schedule = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
     with pytest.raises(ExportError, match="can run 1 stage, not 2, since the model itself gives an output before"):
         pipeline_stages(schedule)

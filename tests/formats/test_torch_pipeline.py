@@ -20,14 +20,6 @@ from tests.command_line import fails, run
 from tests.formats.torch_toys import captured, chain, planned, tied
 from tests.problem.test_files import limited
 
-MODEL = """import torch
-from torch import nn
-
-def net(layers=4):
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(layers)))
-    return model, [torch.randn(16, 512)], nn.functional.mse_loss, [torch.randn(16, 512)]
-"""
-
 
 def test_the_plan_says_which_rank_runs_what(tmp_path: Path) -> None:
     made = torch_pipeline(planned(captured(chain()), [(0, 1), (3, 2)]))
@@ -107,11 +99,8 @@ def test_what_a_full_disk_leaves_is_not_taken_for_a_program(tmp_path: Path) -> N
     assert (tmp_path / "run.py").read_text().endswith("main()\n")
 
 
-def test_the_command_writes_the_folder_and_says_how_to_run_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(MODEL)
+@pytest.mark.usefixtures("net_file")
+def test_the_command_writes_the_folder_and_says_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None:
     step = ["net.py:net", "--cluster", "2xk80", "--micro-batches", "4", "--set", "layers=5"]
     assert run("place", *step, "--placer", "torch-pipeline", "-o", "placement.json") == 0
     capsys.readouterr()
@@ -138,11 +127,10 @@ def test_the_command_writes_the_folder_and_says_how_to_run_it(
         assert (merged in capsys.readouterr().err) == (number > stages)
 
 
+@pytest.mark.usefixtures("net_file")
 def test_a_graph_file_needs_a_factory_later_and_other_placements_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(MODEL)
     assert run("capture", "net.py:net", "--micro-batches", "4", "-o", "net.json") == 0
     for placer in ("torch-pipeline", "random"):
         assert run("place", "net.json", "--cluster", "2xk80", "--placer", placer, "-o", f"{placer}.json") == 0

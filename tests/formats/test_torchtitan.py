@@ -12,9 +12,9 @@ from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.formats.exports.units import ExportError
 from tests.command_line import fails, run
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
-from tests.formats.test_torch_pipeline import MODEL
 from tests.formats.test_whole_layers import TRAINING, cut
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
+from tests.parts import through
 
 GRAPH = captured(chain(8))
 PLANS = {
@@ -85,9 +85,7 @@ class Flat(nn.Module):
         self.first, self.layers, self.head = linear(), nn.ModuleList(linear() for _ in range(6)), linear()
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.first, *self.layers, self.head):
-            x = layer(x)
-        return x
+        return through((self.first, *self.layers, self.head), x)
 
 
 def linear() -> nn.Linear:
@@ -123,11 +121,8 @@ def test_what_torchtitan_does_not_run_is_refused(devices: list[tuple[int, ...]],
         torchtitan(planned(captured(chain(3)), [(0,), (1,), (0,)]))
 
 
-def test_the_command_writes_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(MODEL)
+@pytest.mark.usefixtures("net_file")
+def test_the_command_writes_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     step = ("net.py:net", "--cluster", "2xk80", "--micro-batches", "4", "--set", "layers=8")
     assert run("place", *step, "--placer", "torch-pipeline", "-o", "placement.json") == 0
     capsys.readouterr()

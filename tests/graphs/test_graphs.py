@@ -140,7 +140,6 @@ def small(family: str) -> TrainingStep:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_really_train(family: str) -> None:
-    torch.manual_seed(0)
     step = small(family)
     for parameter in step.module.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -178,7 +177,6 @@ def test_cell_modules_name_their_ops() -> None:
 
 
 def test_lstm_cell_is_pytorchs() -> None:
-    torch.manual_seed(0)
     reference = nn.LSTMCell(3, 4).double()
     x, h, c = torch.randn(2, 3).double(), torch.randn(2, 4).double(), torch.randn(2, 4).double()
     gates = x @ reference.weight_ih.T + reference.bias_ih + h @ reference.weight_hh.T + reference.bias_hh

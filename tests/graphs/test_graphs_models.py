@@ -177,7 +177,6 @@ def test_small_members_are_captured_whole(name: str) -> None:
 @pytest.mark.usefixtures("_fewer_blocks")
 @pytest.mark.parametrize("name", TINY)
 def test_small_members_learn(name: str) -> None:
-    torch.manual_seed(0)
     module, network = TINY[name]
     step = module.training_step(network)
     for parameter in step.module.parameters():
@@ -208,7 +207,6 @@ def test_the_first_test_graph_of_gnmt_8_has_over_50000_ops() -> None:
 
 
 def test_lstm_cell_is_pytorchs() -> None:
-    torch.manual_seed(0)
     cell, reference = LSTMCell(3, 4).double(), nn.LSTMCell(3, 4).double()
     cell.weight.data = torch.cat([reference.weight_ih, reference.weight_hh], dim=1).T.detach().clone()
     cell.bias.data = (reference.bias_ih + reference.bias_hh).detach()
@@ -228,7 +226,6 @@ def test_positions_are_shifted_by_distance() -> None:
 
 
 def test_no_gradient_flows_into_the_memory() -> None:
-    torch.manual_seed(0)
     network = transformer_xl.Network(1, 64, 3, 1, 2)
     model = transformer_xl.TransformerXL(network)
     for parameter in model.parameters():
@@ -243,7 +240,6 @@ def test_no_gradient_flows_into_the_memory() -> None:
 
 
 def test_wavenet_is_causal() -> None:
-    torch.manual_seed(0)
     model = wavenet.WaveNet(wavenet.Network(2, 6, 4, 20, 1)).eval()
     samples = torch.randint(256, (1, 20))
     changed = samples.clone()
@@ -254,7 +250,6 @@ def test_wavenet_is_causal() -> None:
 
 
 def test_rotary_positions_keep_lengths_and_depend_on_distance_only() -> None:
-    torch.manual_seed(0)
     angle = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.1])).repeat(1, 2)
     q, k = torch.randn(4), torch.randn(4)
     rotated = [llama._rotate(x.expand(6, 4)[None, None], angle.cos(), angle.sin())[0, 0] for x in (q, k)]
@@ -263,7 +258,6 @@ def test_rotary_positions_keep_lengths_and_depend_on_distance_only() -> None:
 
 
 def test_micro_batches_give_the_same_gradients() -> None:
-    torch.manual_seed(0)
     model = nn.Linear(3, 2)
     x, y = torch.randn(8, 3), torch.randint(2, (8,))
     gradients = []
@@ -293,7 +287,6 @@ def test_micro_batches_can_overlap() -> None:
 
 
 def test_auxiliary_loss_is_weighted() -> None:
-    torch.manual_seed(0)
     main, auxiliary, labels = torch.randn(2, 4), torch.randn(2, 4), torch.tensor([1, 3])
     expected = image_loss(main, labels) + 0.4 * image_loss(auxiliary, labels)
     torch.testing.assert_close(image_loss((main, auxiliary), labels), expected)
@@ -321,7 +314,6 @@ def test_resolution_and_width_of_cells() -> None:
 
 @pytest.mark.parametrize("chosen", [1, 2])
 def test_words_go_to_the_experts_that_their_gate_chose_unless_these_are_full(chosen: int) -> None:
-    torch.manual_seed(0)
     mixture = moe.Mixture(moe.Network(2, 64, 4, chosen, length=10, batch=2))
     x = torch.rand(20, 64)
     mixture.gate.weight.data[0] += 0.02  # a favourite
@@ -348,7 +340,6 @@ def test_experts_of_a_step_in_micro_batches_work_as_much_as_those_of_the_whole_s
 
 
 def test_the_way_up_reads_the_way_down_at_each_level() -> None:
-    torch.manual_seed(0)
     model, seen = unet.UNet(unet.Network(2, 4, 8, 1)).eval(), []
     for level in (*model.down, *model.up):
         level.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))

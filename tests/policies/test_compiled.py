@@ -24,7 +24,6 @@ def problems() -> list[PlacementProblem]:
 
 @pytest.mark.parametrize("config", [PlacetoConfig(rounds=2), PlacetoConfig(hidden=12, rounds=0), PlacetoConfig(7, 1)])
 def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
-    torch.manual_seed(0)
     policy = PlacetoPolicy(config)
     for parameter in policy.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
@@ -50,7 +49,6 @@ def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
 
 def test_weights_of_now() -> None:
     """A policy that learns on isn't followed; one made of it again is another."""
-    torch.manual_seed(0)
     policy = PlacetoPolicy(PlacetoConfig())
     batch = InstanceBatch.of([make_instance(fork_of_chains(3, 2))])
     zero = np.zeros((1, batch.max_groups), np.int64)

@@ -148,7 +148,6 @@ def test_starts_are_sorted_and_scored_as_the_simulator_does():
 
 def test_a_policy_whose_numbers_overflow_ends_too():
     """It has no likely move then: what the heuristics and annealing find is the result."""
-    torch.manual_seed(0)
     policy = PlacetoPolicy(PlacetoConfig())
     for parameter in policy.parameters():
         parameter.data[::2] *= 1e25
@@ -163,7 +162,6 @@ def test_a_policy_whose_numbers_overflow_ends_too():
 
 
 def test_settings_of_the_search_travel_in_the_checkpoint():
-    torch.manual_seed(0)
     policy, own = PlacetoPolicy(PlacetoConfig()), GuidedConfig(scales=(1.0, 0.5), tries=3)
     config = {"env": asdict(EnvConfig()), "search": asdict(own)}
     checkpoint = {"best_parameters": policy.state_dict(), "config": config}

@@ -8,7 +8,6 @@ EDGES = torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]])
 
 
 def test_messages_with_features_of_arcs_come_from_neighbours_and_their_arcs():
-    torch.manual_seed(0)
     layer, z = EdgeMessagePassing(16, 1), torch.randn(4, 16, requires_grad=True)
     attr = torch.randn(4, 1, requires_grad=True)
     layer(z, EDGES, attr)[3].sum().backward()
@@ -17,7 +16,6 @@ def test_messages_with_features_of_arcs_come_from_neighbours_and_their_arcs():
 
 
 def test_messages_with_features_of_arcs_depend_on_no_order():
-    torch.manual_seed(0)
     layer, z, attr = EdgeMessagePassing(4, 1), torch.randn(4, 4), torch.randn(4, 1)
     order, arcs = torch.tensor([2, 0, 3, 1]), torch.tensor([3, 1, 0, 2])
     place = torch.argsort(order)

@@ -26,7 +26,6 @@ def observation(batch, index, seed=0):
 
 @pytest.mark.parametrize("config", VARIANTS)
 def test_logits_are_relative_to_the_current_device(batch, config):
-    torch.manual_seed(0)
     data = observation(batch, [0, 1])
     logits, change = PlacetoPolicy(config)(data)
     assert logits.shape == change.shape == (len(data.batch), 3)
@@ -38,7 +37,6 @@ def test_logits_are_relative_to_the_current_device(batch, config):
 
 @pytest.mark.parametrize("config", VARIANTS)
 def test_episodes_of_a_batch_do_not_influence_one_another(batch, config):
-    torch.manual_seed(0)
     policy = PlacetoPolicy(config)
     alone = observation(batch, [0])
     both = observation(batch, [0, 1])  # the first episode draws the same placement
@@ -48,7 +46,6 @@ def test_episodes_of_a_batch_do_not_influence_one_another(batch, config):
 
 def test_equal_devices_can_be_renamed():
     """Swapping the devices of a placement swaps the columns of the logits: nothing hangs on a device's number."""
-    torch.manual_seed(0)
     batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(3, 25), toy_cluster(2)))])
     random = np.random.default_rng(0)
     placement = random.integers(2, size=(1, batch.max_groups))
@@ -59,7 +56,6 @@ def test_equal_devices_can_be_renamed():
 
 
 def test_messages_carry_information_between_groups(batch):
-    torch.manual_seed(0)
     data = observation(batch, [0])
     data.x.requires_grad_()
     for rounds, reaches in ((0, False), (1, True)):

@@ -31,7 +31,6 @@ def states(walk, count=5):
 
 
 def test_networks_stand_side_by_side():
-    torch.manual_seed(0)
     networks, x = Networks(2, [3, 4, 2], last_activation=True), torch.randn(2, 3, 6)
     expected = []
     for k in range(2):

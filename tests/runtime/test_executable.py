@@ -109,7 +109,6 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
 @pytest.mark.parametrize("case", ["conv", "attention"])
 def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str, devices: list[LocalDevice]) -> None:
     """As images whose channels were moved to the front: eager PyTorch copies them where it can't view them."""
-    torch.manual_seed(0)
     make, data = CASES[case]
     module, x = make(), data()
     target = torch.randint(3, tuple(module(x).flatten(0, -2).shape[:1]))
@@ -245,7 +244,6 @@ def test_what_several_cores_read_is_drawn_once(devices: list[LocalDevice]) -> No
 
 
 def test_a_training_loop(devices: list[LocalDevice]) -> None:
-    torch.manual_seed(0)
     module, twin = conv(), conv()
     twin.load_state_dict(module.state_dict())
     batches = [(torch.randn(2, 3, 8, 8), torch.randint(3, (2,))) for _ in range(5)]
@@ -296,7 +294,6 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
 
 def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice]) -> None:
     """With one error that names it; the next step works."""
-    torch.manual_seed(0)
     module, x, target = Tied(), torch.randint(11, (2, 5)), torch.randint(3, (10,))
     step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
     good = step(x, target)

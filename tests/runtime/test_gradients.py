@@ -90,18 +90,14 @@ def test_inputs_that_ask_for_a_gradient_get_one() -> None:
 
 
 def test_a_gradient_penalty() -> None:
-    class Penalty(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-
+    class Penalty(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y = self.net(x)
             (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             return y.mean() + (slope.norm(dim=1) - 1).square().mean()
 
     x = torch.randn(5, 3, requires_grad=True)
-    assert_as_eager(Penalty(), [x], lambda value: value)
+    assert_as_eager(Penalty(net=nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))), [x], lambda value: value)
 
 
 class Head:

@@ -12,7 +12,6 @@ from placeto.runtime.steps import real_training
 
 
 def test_each_placement_is_run_once_and_what_fails_costs() -> None:
-    torch.manual_seed(0)
     step = real_training(nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 8)), [torch.arange(4)], lambda y: y.sum())
     devices = open_devices(["cpu:0", "cpu:1"])
     made = profile([step], devices, 0.1)

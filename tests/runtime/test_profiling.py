@@ -69,7 +69,6 @@ def test_files_of_costs_and_cluster_give_the_problem(made: Profile, tmp_path: ob
 
 
 def test_what_a_kernel_refuses_is_one_line() -> None:
-    torch.manual_seed(0)
     bad = real_training(nn.Embedding(4, 2), [torch.tensor([9])], lambda y: y.sum(), name="bad")
     with pytest.raises(DeviceError, match="bad on cpu:0: IndexError: index out of range"):
         measure([bad], open_devices(["cpu:0"])[0], 0.1)

@@ -50,7 +50,6 @@ def test_buffers_of_devices_with_memory_of_their_own_are_updated(monkeypatch: py
         return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     monkeypatch.setattr(Program, "moved", moved)
-    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
     other, x = nn.Sequential(*[type(part)(*part.weight.shape[::-1]) for part in module]), torch.randn(5, 4)
     other.load_state_dict(module.state_dict())
@@ -66,7 +65,6 @@ def test_buffers_of_devices_with_memory_of_their_own_are_updated(monkeypatch: py
 
 
 def test_statistics_depend_on_the_placement_and_not_on_timing() -> None:
-    torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(8, 4)
     options: dict[str, Any] = {"loss": square, "micro_batches": 2, "placer": "roundrobin"}
     made: Any = placeto.place(module, [x], cluster="2xv100", **options)

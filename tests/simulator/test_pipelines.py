@@ -14,16 +14,13 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from tests.parts import Parts
 
 LAYERS, WIDTH, BATCH = 8, 4096, 65536  # so that transfers are short beside what a stage computes
 
 
-class Scale(nn.Module):
+class Scale(Parts):
     """Before the first layer, so that this one has an input gradient as well: all layers are equal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale
@@ -33,7 +30,7 @@ class Scale(nn.Module):
 def chain(micro_batches: int) -> ComputationGraph:
     with torch.device("meta"):
         layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-        module, x = nn.Sequential(Scale(), *layers), torch.empty(BATCH, WIDTH)
+        module, x = nn.Sequential(Scale(scale=nn.Parameter(torch.ones(1))), *layers), torch.empty(BATCH, WIDTH)
     return capture_training(module, [x], lambda y: y.sum(), micro_batches=micro_batches)
 
 

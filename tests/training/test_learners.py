@@ -155,7 +155,6 @@ def test_rate_and_bonus_stay_where_they_are_not_to_fall(tmp_path):
 @pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp", "mlp"])
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, algorithm):
-    torch.manual_seed(0)
     entry = POLICIES[placer]
     policy = entry.policy(entry.config(hidden=16))
     graph = make_input(next(iter(problems(1).values())), policy.units)

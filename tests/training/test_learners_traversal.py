@@ -44,7 +44,6 @@ def test_advantages_by_hand():
 
 
 def test_the_gradient_is_the_sum_over_decisions_however_they_are_batched(monkeypatch):
-    torch.manual_seed(0)
     walk, policy = Walk(make_instance(two_kinds(3, 2))), PlacetoPaperPolicy(PlacetoPaperConfig(devices=2))
     around = Surroundings.of(walk)
     noise = torch.empty(walk.num_groups, 4, 2).exponential_(generator=torch.Generator().manual_seed(0))

@@ -23,12 +23,12 @@ from placeto.training.updates import (
     policy_update,
     supervised_update,
 )
+from tests.parts import Parts
 from tests.toys import random_graph, toy_cluster
 
 
 @pytest.fixture
 def setting():
-    torch.manual_seed(0)
     policy = PlacetoPolicy(PlacetoConfig())
     batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
     state = reset(batch, EnvConfig(tolerance=None), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
@@ -131,20 +131,15 @@ def test_errors_of_small_changes_weigh_more(setting):
     labels, losses = episodes.labels[0], []
     for change in (0.0, 2 * SMALL_CHANGE):
         state = episodes.data[0], replace(labels, change=torch.full_like(labels.change, change))
-        shifted = _Shifted(torch.tensor(change + 0.01))
+        shifted = _Shifted(config=PlacetoConfig(), change=torch.nn.Parameter(torch.tensor(change + 0.01)))
         numbers = supervised_update(shifted, torch.optim.SGD(shifted.parameters(), 0.0), [state], LearningConfig())
         losses.append(numbers["loss/supervised"])
     assert losses[0] == pytest.approx(0.5)
     assert losses[0] == pytest.approx(3.0 * losses[1])
 
 
-class _Shifted(torch.nn.Module):
+class _Shifted(Parts):
     """Predicts the same change for all."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.config = PlacetoConfig()
-        self.change = torch.nn.Parameter(change)
 
     def changes(self, data, slot, device):
         return self.change.expand(len(slot))

@@ -15,7 +15,6 @@ def test_types_of_a_unit_are_averaged() -> None:
 
 
 def test_an_untrained_policy_is_close_to_uniform_yet_not_blind_to_slow_devices() -> None:
-    torch.manual_seed(0)
     graph = make_input(diamond(), "ops")
     encoder, head = UnitEncoder(16), DeviceHead(16, 4)
     logits = head(encoder(graph), head.embeddings(graph), graph.pair[..., None])
@@ -34,7 +33,6 @@ def test_noise_makes_the_largest_a_draw() -> None:
 
 
 def test_bounded_logits_stay_within_their_bound_and_small_ones_are_divided() -> None:
-    torch.manual_seed(0)
     graph = make_input(diamond(), "ops")
     plain, bounded = DeviceHead(16, 4), DeviceHead(16, 4, bound=5.0, temperature=10.0)
     bounded.load_state_dict(plain.state_dict())
@@ -45,7 +43,6 @@ def test_bounded_logits_stay_within_their_bound_and_small_ones_are_divided() -> 
 
 
 def test_a_softer_head_has_its_logits_divided() -> None:
-    torch.manual_seed(0)
     graph = make_input(diamond(), "ops")
     encoder, head = UnitEncoder(16), DeviceHead(16, 4)
     nn.init.normal_(head.pair.bias)

@@ -11,7 +11,6 @@ from tests.toys import random_graph, toy_cluster
 
 
 def test_a_unit_is_placed_by_what_it_is_whoever_its_neighbours_are() -> None:
-    torch.manual_seed(0)
     policy = MlpPolicy(MlpConfig(units="ops", hidden=16))
     graph = make_input(PlacementProblem(random_graph(0, 40), toy_cluster(3)), "ops")
     before = policy(graph)

@@ -41,7 +41,6 @@ def generator():
 
 @pytest.fixture(params=ONE_SHOT)
 def policy(request):
-    torch.manual_seed(0)
     entry = ONE_SHOT[request.param]
     return entry.policy(entry.config())
 
@@ -98,7 +97,6 @@ def test_more_devices_than_it_knows_are_refused(policy) -> None:
 
 
 def test_groups_share_a_device() -> None:
-    torch.manual_seed(0)
     policy = GrouperPolicy(GrouperConfig(groups=4))
     graph = make_input(problem(), "ops")
     sample = policy.sample(graph, 6, generator())
@@ -110,7 +108,6 @@ def test_groups_share_a_device() -> None:
 
 
 def test_groups_begin_as_stretches_of_the_order_unless_told_not_to() -> None:
-    torch.manual_seed(0)
     graph = make_input(problem(), "ops")
 
     def groups_of_neighbours_that_differ(prior: float) -> float:
@@ -122,7 +119,6 @@ def test_groups_begin_as_stretches_of_the_order_unless_told_not_to() -> None:
 
 def test_gdp_has_no_attention_over_more_than_two_segments() -> None:
     """A unit feels others through two rounds along arcs and one segment back; far ones don't matter."""
-    torch.manual_seed(0)
     policy = GdpPolicy(GdpConfig(rounds=0, layers=1, segment=4, superposition=False, units="ops"))
     graph = make_input(problem(), "ops")
     before = policy(graph)
