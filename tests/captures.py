@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import together
+from tests.parts import Parts
 
 
 def meta(*shape: int) -> Tensor:
@@ -45,14 +46,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
-class Made(nn.Module):
+class Made(Parts):
     """A module of some parts, whose forward pass is a function of the module and of what it is given."""
 
     def __init__(self, compute: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, part in parts.items():
-            setattr(self, name, part)
+        super().__init__(compute=compute, **parts)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self.compute(self, *arguments, **named)
