@@ -16,6 +16,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made
+from tests.parts import Parts
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:

@@ -10,6 +10,7 @@ from placeto.capture import CaptureError, capture_training, steps, trace_inferen
 from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
 from tests.captures import Made
+from tests.parts import Parts
 
 
 def targets(traced: torch.fx.GraphModule) -> list[str]:

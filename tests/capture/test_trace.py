@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training, trace_training
 from tests.captures import Made, Shared, inputs_of, meta, mlp, record, training
+from tests.parts import Parts
 
 
 def test_mlp_op_by_op() -> None:

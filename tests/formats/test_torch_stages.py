@@ -18,7 +18,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
-from tests.parts import Weighted
 from tests.toys import toy_cluster, work
 
 GRAPH = captured(chain())

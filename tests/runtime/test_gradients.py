@@ -13,6 +13,7 @@ from placeto.capture.errors import CaptureError
 from placeto.runtime.gradients import add_gradients
 from placeto.runtime.placed import RunError
 from tests.captures import Made
+from tests.parts import Parts
 from tests.runtime.true import assert_as_eager, square, step_of
 
 
