@@ -32,7 +32,8 @@ MINUTES = {
     "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
     "paper_learning": 400, "peers": 7, "torch_plans": 3,
 }  # fmt: skip
-"""about how long a command takes on two idle cores; the results file of one that ran beside others says more"""
+"""about how long a command takes on two idle cores, where its results file says something else: more, because it ran
+beside others, or less, because it was interrupted and the file says how long the last part took"""
 STUDIES = {"paper_learning"}
 """What takes longer than all others together, and runs only if it is named."""
 CODE = ("placeto", "graphs", "experiments/*.py", "experiments/data", ":(exclude)*.md")
@@ -71,10 +72,9 @@ def arguments(file: ResultFile, at: str, source: Path) -> list[str]:
 
 
 def minutes(file: ResultFile) -> float:
-    """How long the command takes on an idle machine: the less of what its results file and the table say; else 0."""
+    """How long the command takes: as the table says, else as its results file says; 0 where neither does."""
     took = re.search(r"^This run took (\d+) s\.$", file.text, re.MULTILINE)
-    known = [max(1, int(took[1])) / 60] if took else []
-    return min([*known, *([MINUTES[file.name]] if file.name in MINUTES else [])], default=0)
+    return MINUTES.get(file.name, max(1, int(took[1])) / 60 if took else 0)
 
 
 def current(file: ResultFile, root: Path) -> bool:

@@ -184,19 +184,14 @@ class Marks:
         self.exceptions.append(f"{self.page}: {name}.md is of commit {self.file(name).commit}: {why}")
         return ""
 
-    def figure(self, name: str, says: str = "", apart: str = "") -> str:
-        """A picture that a command made: in RESULTS the one that the command made with its results file.
-
-        `apart` accepts a picture of another run, and notes why it is shown.
-        """
+    def figure(self, name: str, says: str = "") -> str:
+        """A picture that a command made: in RESULTS the one that the command made with its results file."""
         path = self.root / FIGURES / f"{name}.png"
         if not path.is_file():
             raise PageError(
                 f"{FIGURES}/{name}.png is not there; python -m experiments.reproduce --only {name} makes it"
             )
-        if apart:
-            self.exceptions.append(f"{self.page}: picture {name}.png: {apart}")
-        elif self.page == PAGES["results.md"] and picture_line(path) not in self.file(name).text:
+        if self.page == PAGES["results.md"] and picture_line(path) not in self.file(name).text:
             raise PageError(
                 f"{FIGURES}/{name}.png is not the picture that was made with {RESULTS}/{name}.md: run "
                 f"python -m experiments.reproduce --only {name}, which makes both"
