@@ -15,13 +15,6 @@ class Parts(nn.Module):
             setattr(self, name, part)
 
 
-class Weighted(Parts):
-    """A loss with a parameter."""
-
-    def forward(self, y: Tensor) -> Tensor:
-        return (y * self.weight).square().mean()
-
-
 def through(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     """The output of layers one after the other."""
     for layer in layers:

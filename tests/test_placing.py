@@ -15,8 +15,7 @@ from placeto.placers import LoadError
 from placeto.placing import PlacingError
 from placeto.problem.cluster import ClusterError
 from placeto.problem.costs import CostsError
-from tests.captures import meta, mlp
-from tests.parts import Weighted
+from tests.captures import Made, meta, mlp
 
 
 def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_a_placed_module_is_not_pickled() -> None:
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_deep_copy_of_a_placed_module_is_a_twin_with_parameters_of_its_own(micro_batches: int) -> None:
     module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3))
-    loss = Weighted(weight=nn.Parameter(torch.ones(3)))
+    loss = Made(lambda self, y: (y * self.weight).square().mean(), weight=nn.Parameter(torch.ones(3)))
     x = torch.randn(6, 8)
     made = placeto.place(module, [x], cluster="2xv100", loss=loss, placer="roundrobin", micro_batches=micro_batches)
     step = made.compile(devices=["cpu:0", "cpu:1"])

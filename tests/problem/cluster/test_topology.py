@@ -74,6 +74,9 @@ def test_the_islands_hold_all_devices() -> None:
         (DOCUMENT | {"host": {}}, "topology: host: bandwidth is missing"),
         (DOCUMENT | {"host": {"bandwidth": 1, "latency": 2}}, "topology: host: unknown field 'latency'"),
         (DOCUMENT | {"host": {"bandwidth": 0}}, "topology: host: bandwidth must be a finite number > 0, not 0"),
+        (DOCUMENT | {"island": {"bandwidth": "1"}}, "topology: island: bandwidth must be a finite number > 0, not '1'"),
+        (DOCUMENT | {"network": {"bandwidth": float("inf")}}, "topology: network: bandwidth must be a finite number"),
+        (DOCUMENT | {"network": {"bandwidth": 10**400}}, "topology: network: bandwidth must be a finite number"),
         (
             DOCUMENT | {"network": {"bandwidth": 1, "latency_us": float("nan")}},
             "topology: network: latency_us must be a finite number >= 0, not nan",
