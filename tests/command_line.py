@@ -27,7 +27,7 @@ def net(layers=4):
 
 def run(*arguments: object) -> int:
     """Exit status of the command, which doesn't say that kernels are compiled: that depends on what ran before."""
-    quiet = patch.object(command, "compiling_told", nullcontext), patch.object(terminal, "tells_of_compiling", True)
+    quiet = patch.object(command, "compiling_noted", nullcontext), patch.object(terminal, "tells_of_compiling", True)
     with pytest.raises(SystemExit) as stop, quiet[0], quiet[1]:
         cli.main([str(argument) for argument in arguments])
     return int(stop.value.code or 0)

@@ -13,7 +13,7 @@ from numba.core.dispatcher import Dispatcher
 
 import placeto
 from placeto import compiling, terminal
-from placeto.cli.command import compiling_told
+from placeto.cli.command import compiling_noted
 from placeto.kernel_files import kernel_files
 
 
@@ -23,7 +23,7 @@ def compile_something() -> None:
 
 def test_the_first_compilation_is_told_once(capsys) -> None:
     assert compiling.compiled is not None  # its import is what listens
-    with compiling_told():
+    with compiling_noted():
         assert capsys.readouterr().err == ""
         compile_something()
         compile_something()
@@ -33,7 +33,7 @@ def test_the_first_compilation_is_told_once(capsys) -> None:
 
 
 def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
-    with compiling_told():
+    with compiling_noted():
         pass
     assert terminal.on_compiling == []
     assert capsys.readouterr().err == ""

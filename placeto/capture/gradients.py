@@ -16,7 +16,7 @@ from placeto.capture.errors import CaptureError
 from placeto.capture.objects import opened
 
 
-def asking(*arguments: Any) -> list[Tensor]:
+def requiring_grad(*arguments: Any) -> list[Tensor]:
     """The tensors among a step's arguments that require a gradient."""
     return [leaf for leaf in tree_leaves(opened(arguments)) if isinstance(leaf, Tensor) and leaf.requires_grad]
 

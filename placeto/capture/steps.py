@@ -66,7 +66,7 @@ class Capture:
     trained: tuple[str, ...] = ()  # paths of the trainable parameters
     paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
     micro_batches: int = 1
-    asking: int = 0  # number of the arguments' tensors that get a gradient: these follow the parameters' gradients
+    input_gradients: int = 0  # of the arguments' tensors; they follow the gradients of the parameters
     twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
 
     def __reduce__(self) -> Any:
@@ -177,7 +177,7 @@ def capture_step(
             torch.random.manual_seed(_SEED)
         params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
         buffers = {key: tensor(b) for key, b in whole.named_buffers()}
-        given = tree_map(lambda leaf: _asking(tensor(leaf), leaf), opened((plain(inputs), plain(targets))))
+        given = tree_map(lambda leaf: _requiring_grad(tensor(leaf), leaf), opened((plain(inputs), plain(targets))))
         return params, buffers, *given
 
     @contextmanager
@@ -346,7 +346,7 @@ def _shape(value: Any) -> tuple[Any, ...]:
     return (tuple(value.shape), value.stride()) if isinstance(value, Tensor) else ()
 
 
-def _asking(traced: Any, given: Any) -> Any:
+def _requiring_grad(traced: Any, given: Any) -> Any:
     """The traced stand-in of a given value, made to require a gradient if the given tensor does."""
     return traced.requires_grad_() if isinstance(given, Tensor) and given.requires_grad else traced
 

@@ -24,7 +24,7 @@ from placeto.capture.checks import (
     describe,
 )
 from placeto.capture.errors import CaptureError, call_loss
-from placeto.capture.gradients import asking, gradients_of
+from placeto.capture.gradients import gradients_of, requiring_grad
 from placeto.capture.labels import Labels
 from placeto.capture.losses import modules_of, tensors_of
 from placeto.capture.micro_batches import batch_length, check_split
@@ -141,7 +141,7 @@ def trace_training(
         return [*outputs, *kept.finish(given, None)]
 
     def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
-        asked = asking(arguments, extra)  # found before the module changes its arguments
+        asked = requiring_grad(arguments, extra)  # found before the module changes its arguments
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
@@ -199,8 +199,8 @@ def trace_training(
         how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches, "run": run}
         return trace_training(its, inputs, its_loss, targets=targets, **how)
 
-    count = len(asking(plain(inputs), plain(targets)))
-    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, asking=count, twin=twin)
+    count = len(requiring_grad(plain(inputs), plain(targets)))
+    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, input_gradients=count, twin=twin)
 
 
 def capture_inference(

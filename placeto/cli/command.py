@@ -48,7 +48,7 @@ _EXAMPLE = """\
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 by Ctrl-C, 143 by SIGTERM."""
     _open_streams()
-    with user_errors(), compiling_told(), warnings_told():
+    with user_errors(), compiling_noted(), warnings_noted():
         _in_a_folder()
         _run(list(sys.argv[1:] if arguments is None else arguments))
     sys.exit(0)
@@ -98,7 +98,7 @@ def user_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiling_told() -> Iterator[None]:
+def compiling_noted() -> Iterator[None]:
     """Within it, a note is printed before kernels are compiled, which can take a minute."""
     terminal.on_compiling[:], terminal.tells_of_compiling = [partial(note, terminal.COMPILING)], True
     try:
@@ -109,7 +109,7 @@ def compiling_told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def warnings_told() -> Iterator[None]:
+def warnings_noted() -> Iterator[None]:
     """Within it, Placeto's own warnings are printed as notes in one line, without the line of code."""
     with warnings.catch_warnings():
         # torch-geometric 2.8 scripts a class on import, and torch 2.14 shows a warning of that

@@ -67,7 +67,7 @@ class PlacedModule:
         self._count, self._targets = len(inputs), len(targets)
         leaves, self._spec = tree_flatten(opened((plain(inputs), plain(targets))))
         self._expected = [_kind(leaf) for leaf in leaves]
-        self._asking = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+        self._requires_grad = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
         self._prefix = "" if self._whole is module else "module."
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
@@ -117,7 +117,7 @@ class PlacedModule:
         given = [value.detach() if isinstance(value, Tensor) else value for value in values]
         outputs = self.step.run(given)
         trained = self.capture.trained
-        number = 1 + len(trained) + self.capture.asking if self.training else 0
+        number = 1 + len(trained) + self.capture.input_gradients if self.training else 0
         main, kept = outputs[:number], outputs[number:]
         same = {id(one): value for one, value in zip(given, values, strict=True) if isinstance(value, Tensor)}
         kept = [same.get(id(tensor), tensor) for tensor in kept]
@@ -127,7 +127,7 @@ class PlacedModule:
             self.capture.rebuild(kept, (plain(inputs), plain(targets)))
         loss, *gradients = main
         wanted = [own[path] for path in trained]
-        wanted += [leaf for leaf, asks in zip(leaves, self._asking, strict=True) if asks]
+        wanted += [leaf for leaf, requires_grad in zip(leaves, self._requires_grad, strict=True) if requires_grad]
         add_gradients(wanted, gradients, len(trained))
         return loss.reshape(())
 
@@ -173,9 +173,9 @@ class PlacedModule:
             path = min(changed)
             how = "trainable" if path in trained else "frozen"
             raise RunError(f"{name}: parameter {quote(path)} is {how} now, and wasn't when captured: place it again")
-        for number, (leaf, asks) in enumerate(zip(leaves, self._asking, strict=True)):
-            if isinstance(leaf, Tensor) and leaf.requires_grad != asks:
-                how = "that requires" if asks else "that doesn't require"
+        for number, (leaf, required) in enumerate(zip(leaves, self._requires_grad, strict=True)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad != required:
+                how = "that requires" if required else "that doesn't require"
                 raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
         hooked = next((path for path in captured if has_hooks(own[path])), None)
         if hooked is not None and self.capture.micro_batches > 1:

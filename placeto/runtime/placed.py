@@ -106,7 +106,7 @@ class PlacedStep:
             RunError: a device has too little memory.
         """
         found = list(leaves)
-        with _told():
+        with _placing_errors():
             for place, home in self.homes.items():
                 if found[place].device != home:
                     key = place, home
@@ -179,7 +179,7 @@ class PlacedStep:
 
     def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """Return the values that go into each program, on its device."""
-        with _told():
+        with _placing_errors():
             given = [program.moved(leaves) for program in self.programs]
         return self._state.apart(leaves, given, [program.calls for program in self.programs])
 
@@ -239,7 +239,7 @@ class PlacedStep:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _placing_errors() -> Iterator[None]:
     """Within it, an error when parameters and inputs go to their devices becomes a RunError."""
     try:
         yield

@@ -50,7 +50,7 @@ def warm_up(
     ready = _READY.setdefault(placer, {})
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
-    with observing(None), _told():
+    with observing(None), _compiling_logged():
         tiny = _tiny(cluster, several)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
@@ -60,7 +60,7 @@ def warm_up(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _compiling_logged() -> Iterator[None]:
     """Log a warning if the block compiles something, except on the command line, which has a note of its own."""
     if terminal.tells_of_compiling:
         yield

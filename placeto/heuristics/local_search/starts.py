@@ -26,12 +26,11 @@ from placeto.simulator.observer import at_work
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """The placers whose best placement training begins from; the one that is best most often comes first."""
-LP_OPS = 2000
-"""Ops of the largest graph for which m-SCT's linear programs are solved here: they take 0.2 to 0.6 s."""
+_LP_OPS = 2000  # of the largest graph for which m-SCT's linear programs are solved here: they take 0.2 to 0.6 s
 _LP_SHARE = 0.05  # of the time that is left: limit for each linear program
 CONSTRUCTIVE: tuple[Rule, ...] = (
     *CHEAP,
-    partial(try_m_sct, most_ops=LP_OPS, share=_LP_SHARE),
+    partial(try_m_sct, most_ops=_LP_OPS, share=_LP_SHARE),
     try_m_topo,
     try_fastest,
     try_roundrobin,
