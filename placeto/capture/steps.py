@@ -307,11 +307,11 @@ def capture_step(
         raise
     # a user's module may raise anything while it is traced: the message says what, and where
     except BaseException as error:
-        given = tree_flatten((plain(inputs), plain(targets)))[0]
-        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
-        hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
+        shapes, of_targets = _shapes(inputs), _shapes(targets)
+        hint = f"the inputs have shapes {shapes}" + (f", the targets {of_targets}" if of_targets else "")
+        hint = hint if shapes and not isinstance(error, SystemExit) else ""
         if hint and micro_batches > 1:
-            hint += f", and only those of length {batch_length(inputs, targets)} are split into micro-batches"
+            hint += f", and only tensors of length {batch_length(inputs, targets)} are split into micro-batches"
         raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     finally:
         state.restore()
@@ -340,6 +340,11 @@ def _fake(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _shapes(values: Any) -> str:
+    leaves = tree_flatten(plain(values))[0]
+    return " and ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _shape(value: Any) -> tuple[Any, ...]:

@@ -173,8 +173,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     """Return the graph of a FACTORY's step, and the module.
 
     Raises:
-        UsageError: there is no such function, or an option is invalid or not for a FACTORY.
-        CaptureError: the step can't be captured.
+        UsageError: there is no such function, an option is invalid or not for a FACTORY, or the step can't be captured.
     """
     from placeto.capture.trace import CaptureError, capture_inference, capture_training
     from placeto.cli.factory import make
@@ -192,15 +191,16 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
         "micro_batches": options.micro_batches,
         "run": options.run,
     }
-    if options.inference:
-        return capture_inference(module, inputs, **chosen), module
-    chosen |= {"targets": targets, "optimizer_step": options.optimizer_step, **options.how}
+    training = {**chosen, "targets": targets, "optimizer_step": options.optimizer_step, **options.how}
     try:
-        return capture_training(module, inputs, loss, **chosen), module
+        if options.inference:
+            return capture_inference(module, inputs, **chosen), module
+        return capture_training(module, inputs, loss, **training), module
     except CaptureError as problem:
+        advice = ""
         if loss is None and "the loss must be a scalar" in str(problem):
-            raise UsageError(f"{problem}: return (module, inputs, loss), add --loss mean, or --inference") from None
-        raise
+            advice = ": return (module, inputs, loss), add --loss mean, or --inference"
+        raise UsageError(f"{factory}: {str(problem).removeprefix(f'{name}: ')}{advice}") from problem
 
 
 def check_step(options: TraceOptions) -> None:

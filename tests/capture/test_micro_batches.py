@@ -67,7 +67,7 @@ def test_targets_of_another_length_are_told_to_be_whole() -> None:
     words = torch.arange(24) % 3  # two for each of the 12 samples
     pairs = nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(0, 1))
     capture_training(pairs, [X], nn.functional.cross_entropy, targets=[words])
-    message = r"shapes \(12, 6\) and \(24,\), and only those of length 12 are split into micro-batches"
+    message = r"shapes \(12, 6\), the targets \(24,\), and only tensors of length 12 are split into micro-batches"
     with pytest.raises(CaptureError, match=message):
         capture_training(pairs, [X], nn.functional.cross_entropy, targets=[words], micro_batches=2)
 

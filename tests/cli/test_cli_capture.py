@@ -148,7 +148,7 @@ def text() -> str:
         ("tests.cli.test_cli_capture:", "must be package.module:function"),
         ("no/such.py:model", "there is no file 'no/such.py'"),
         ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
-        ("tests.cli.test_cli_capture:deep(2)", "graph: the loss must be a scalar tensor"),
+        ("tests.cli.test_cli_capture:deep(2)", "deep(2): the loss must be a scalar tensor"),
         ("tests.cli.test_cli_capture:nothing", "has no function 'nothing'"),
         ("tests.command_line:OPS", "is not a function"),
         ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
