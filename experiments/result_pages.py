@@ -32,10 +32,11 @@ PAGES = {
     "history.md": "docs/history.md",
     "release.md": "docs/release-notes.md",
     "gains.md": "README.md",
+    "nearness.md": "docs/planning.md",
 }
 """text below ``experiments/pages`` -> page that is made of it"""
-SECTION = "gains.md"
-"""The text of which a section of its page is made, from the line that says so to the next heading."""
+SECTIONS = ("gains.md", "nearness.md")
+"""Texts of which a section of their page is made, from the line that says so to the next heading."""
 RESULTS = "experiments/results"
 FIGURES = "docs/results"
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?"
@@ -241,7 +242,7 @@ def render(root: Path, name: str) -> tuple[str, Marks]:
 
 def with_section(path: Path, made: str) -> str:
     """A page in which a section is replaced by what was made; refuses a page without the line that says so."""
-    there, line = path.read_text() if path.is_file() else "", HEAD.format(name=SECTION)
+    there, line = path.read_text() if path.is_file() else "", made.partition("\n")[0] + "\n"
     before, found, after = there.partition(line)
     if not found:
         raise PageError(f"{path}: has no line {line.strip()!r}: put it below the heading of the section")
@@ -282,9 +283,9 @@ class Pages:
 def main(config: Pages, root: Path = ROOT) -> None:
     """Write or check all pages, and print what could not be looked up; refuses as :class:`PageError`."""
     made = {page: render(root, name) for name, page in PAGES.items()}
-    for page, (text, _) in made.items():
+    for name, (page, (text, _)) in zip(PAGES, made.items(), strict=True):
         path = root / page
-        if page == PAGES[SECTION]:
+        if name in SECTIONS:
             text = with_section(path, text)
         if not config.check:
             path.write_text(text)

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.command import commit
 from experiments.reproduce import MINUTES, Reproduce, arguments, current, main, minutes
-from experiments.result_pages import FIGURES, HEAD, PAGES, RESULTS, ROOT, SECTION, PageError, ResultFile, render
+from experiments.result_pages import FIGURES, HEAD, PAGES, RESULTS, ROOT, SECTIONS, PageError, ResultFile, render
 
 TINY = """
 import sys
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
         f"{RESULTS}/tiny.md": f"{BEFORE}\nPicture: {FIGURES}/tiny.png, SHA-256 {DIGEST}.\n",
         f"{FIGURES}/tiny.png": "drawn",
         "docs/page.md": "",
-        PAGES[SECTION]: HEAD.format(name=SECTION),
+        **{PAGES[name]: HEAD.format(name=name) for name in SECTIONS},
         ".gitignore": "runs",
     }
     for name, text in files.items():

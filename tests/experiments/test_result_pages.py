@@ -10,7 +10,7 @@ from experiments.result_pages import (
     PAGES,
     RESULTS,
     ROOT,
-    SECTION,
+    SECTIONS,
     Marks,
     PageError,
     Pages,
@@ -112,13 +112,13 @@ def test_paragraphs_are_wrapped_and_tables_are_not() -> None:
 
 
 def test_a_section_ends_at_the_next_heading(tmp_path: Path) -> None:
-    page, line = tmp_path / "README.md", HEAD.format(name=SECTION)
+    page, line = tmp_path / "README.md", HEAD.format(name=SECTIONS[0])
     page.write_text(f"# Title\n\n## Gain\n\n{line}\nold\n\n## Next\n\n## Last\n")
     made = with_section(page, f"{line}\nnew\n")
     assert made == f"# Title\n\n## Gain\n\n{line}\nnew\n\n## Next\n\n## Last\n"
     page.write_text("# Title\n")
     with pytest.raises(PageError, match=r"README.md: has no line .*put it below the heading"):
-        with_section(page, made)
+        with_section(page, f"{line}\nnew\n")
 
 
 def test_pages_are_what_their_text_and_the_results_give() -> None:
