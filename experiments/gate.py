@@ -13,18 +13,22 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import tyro
 
-from experiments.micro_batches import transformer
 from experiments.rows import problem_of
 from experiments.tables import markdown, rule
+from graphs.llama import Network, Size, training_step
+from placeto.capture.trace import capture_training
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer
 from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 
@@ -71,6 +75,14 @@ class Gate:
     """the record"""
     workers: int | None = None
     """processes; all cores if not given"""
+
+
+@cache
+def transformer(layers: int, count: int) -> ComputationGraph:
+    """The step of a decoder-only transformer in micro-batches."""
+    with torch.device("meta"):
+        step = training_step(Network(Size(layers, 1024, 16, 16, 2816), length=512, batch=32))
+    return capture_training(step.module, step.inputs, step.loss, targets=step.targets, micro_batches=count)
 
 
 def problem(cell: str) -> PlacementProblem:

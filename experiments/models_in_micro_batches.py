@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 from experiments.command import command
 from experiments.guided import untrained
-from experiments.micro_batches import UNTRAINED, shares
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
 from graphs import bert, gnmt, llama, moe, recurrent, unet
 from graphs.training_step import TrainingStep
@@ -53,6 +52,7 @@ from placeto.simulator.evaluator import Evaluator
 COUNTS = (1, 4, 8, 16)
 SHORT = 6
 """The search that compares numbers of micro-batches has this part of the simulations."""
+UNTRAINED = "untrained"
 RULES, PLANS, SEARCHES = "search from rules", "plan, static order", ("multilevel", UNTRAINED, "placeto")
 COLUMNS = (RULES, PLANS, "pipeline", *SEARCHES)
 
@@ -167,7 +167,8 @@ def placed(row: Row) -> dict[str, float]:
     }
     best = min(first, key=lambda count: (not first[count].fits, first[count].makespan_us))
     problem = problems[best]
-    bound = float(problem.busy_us.min(axis=1).sum()) / float(shares(problem).sum())
+    busy = problem.busy_us.sum(axis=0)
+    bound = float(problem.busy_us.min(axis=1).sum()) / float((busy.min() / busy).sum())
     found = {"M": best, "bound": bound, **{f"M = {count}": first[count].makespan_us for count in COUNTS}}
     rules = Evaluator(problem, None, row.simulations)
     for each in CHEAP:
