@@ -17,7 +17,7 @@ import numpy as np
 
 from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
-from placeto.problem.costs import EFFICIENCY, CostModel, with_measured
+from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_measured
 from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
@@ -46,6 +46,7 @@ class PlacementProblem:
     Raises:
         TypeError: the graph, the cluster or the cost model has another type; the message says what to write.
         ValueError: there is no such dispatch.
+        CostsError: the cost model returns something else than a number that is not negative for each op and device.
         GraphError: the time of an op is neither 0 nor from 1e-12 to 1e18 us, the makespan could exceed 1e18 us, or the
             parameters and tensors together exceed int64 bytes; the message names the op or the graph.
     """
@@ -119,7 +120,8 @@ class PlacementProblem:
     @cached_property
     def op_time(self) -> np.ndarray:
         """(N, D) float64, microseconds: ``time_us[kind]`` if given, else ``time_us["*"]``, else by the cost model."""
-        return frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
+        times = checked_times(self.costs, self.graph, self.cluster)
+        return frozen(with_measured(times, self.graph, self.cluster))
 
     @cached_property
     def unmeasured(self) -> tuple[str, ...]:
@@ -254,3 +256,5 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
     if not hasattr(costs, "op_time_us"):
         how = "placeto.problem.costs.load_costs('roofline')"
         raise TypeError(f"a PlacementProblem needs a cost model, not {quote(costs)}: write {how}")
+    if not isinstance(getattr(costs, "name", None), str):
+        raise TypeError(f"cost model {quote(costs)}: must have a name, a text that no other cost model has")

@@ -4,8 +4,18 @@ Input: names and files. Output: objects with `op_time_us`. A new cost model is a
 """
 
 from placeto.problem.costs.cost_files import NAMES, load_costs
-from placeto.problem.costs.cost_model import CostModel, CostsError, with_measured
+from placeto.problem.costs.cost_model import CostModel, CostsError, checked_times, with_measured
 from placeto.problem.costs.efficiency import EFFICIENCY
 from placeto.problem.costs.roofline import ROOFLINE, Roofline
 
-__all__ = ["EFFICIENCY", "NAMES", "ROOFLINE", "CostModel", "CostsError", "Roofline", "load_costs", "with_measured"]
+__all__ = [
+    "EFFICIENCY",
+    "NAMES",
+    "ROOFLINE",
+    "CostModel",
+    "CostsError",
+    "Roofline",
+    "checked_times",
+    "load_costs",
+    "with_measured",
+]

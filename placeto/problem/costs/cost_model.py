@@ -30,6 +30,24 @@ class CostModel(Protocol):
         """(N, D) float64, microseconds. `PlacementProblem` refuses times that aren't finite."""
 
 
+def checked_times(costs: CostModel, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+    """Return the times (N, D) of a cost model, as float64.
+
+    Raises:
+        CostsError: they are no array of numbers of this shape, or one of them is negative.
+    """
+    times, shape = costs.op_time_us(graph, cluster), (graph.num_ops, cluster.num_devices)
+    if not isinstance(times, np.ndarray) or times.dtype.kind not in "iuf" or times.shape != shape:
+        found = f"shape {times.shape} of {times.dtype}" if isinstance(times, np.ndarray) else type(times).__name__
+        raise CostsError(f"cost model {costs.name!r:.60}: op_time_us must return an array of numbers of the shape "
+                         f"{shape}, a row for each op and a column for each device, not {found}")  # fmt: skip
+    if (times < 0).any():
+        op, device = np.argwhere(times < 0)[0]
+        raise CostsError(f"cost model {costs.name!r:.60}: the time of op {graph.op_names[op]!r:.60} on device "
+                         f"{cluster.devices[device].name!r:.60} is {times[op, device]:g} us: it must be at least 0")  # fmt: skip
+    return times.astype(np.float64)
+
+
 def with_measured(time_us: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
     """(N, D) a copy of the times, with the graph's measured times in their place where it has them.
 

@@ -1,11 +1,12 @@
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster, load_cluster
-from placeto.problem.costs import EFFICIENCY, ROOFLINE
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostsError
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -54,3 +55,39 @@ def test_costs_are_part_of_a_problems_identity() -> None:
 def test_times_that_are_not_finite_are_refused() -> None:
     with pytest.raises(GraphError, match="op 'a': its time on cluster '2xv100' must be 0, or from"):
         PlacementProblem(GRAPH, load_cluster("2xv100"), Constant(float("nan")))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model that returns what it was given."""
+
+    times: Any
+    name: Any = "given"
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> Any:
+        return self.times
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        (np.ones((2, 3)), r"shape \(3, 2\), a row for each op and a column for each device, not shape \(2, 3\)"),
+        ([[1.0, 1.0]] * 3, r"shape \(3, 2\), .* not list"),
+        (np.full((3, 2), "1"), "not shape .* of <U1"),
+        (np.array([[1.0, 1.0], [1.0, -2.0], [1.0, 1.0]]), "time of op 'b' on device 'gpu:1' is -2 us: it must be at"),
+    ],
+)
+def test_times_of_another_shape_or_below_zero_are_refused(times: Any, message: str) -> None:
+    with pytest.raises(CostsError, match=f"cost model 'given': .*{message}"):
+        PlacementProblem(GRAPH, load_cluster("2xv100"), Given(times))
+
+
+def test_whole_numbers_are_times() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2xv100"), Given(np.full((3, 2), 7)))
+    assert problem.op_time.dtype == np.float64
+    assert problem.op_time[:, 0].tolist() == [7.0, 7.0, 3.0]
+
+
+def test_a_cost_model_needs_a_name() -> None:
+    with pytest.raises(TypeError, match="must have a name, a text that no other cost model has"):
+        PlacementProblem(GRAPH, load_cluster("2xv100"), Given(np.ones((3, 2)), name=None))
