@@ -15,7 +15,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.ranges import Count, Limit, Range, Share, Temperature, Weight
+from placeto.ranges import Count, Decay, Limit, Range, Share, Temperature, Weight
 from placeto.training.settings import ConfigError, check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
@@ -41,7 +41,7 @@ class LearningConfig:
     """Temperature at which moves are drawn in training: the lower, the more often the best scored move is drawn."""
     max_grad_norm: Weight = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
-    average: Share = 0.8
+    average: Decay = 0.8
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
 
@@ -166,7 +166,7 @@ class OneShotLearningConfig:
     """Weight of the entropy bonus."""
     max_grad_norm: Weight = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
-    average: Share = 0.0
+    average: Decay = 0.0
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
     soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
@@ -180,12 +180,12 @@ class RunConfig:
 
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
-    minutes: Annotated[float, Range(0.0, 1e9)] | None = None
+    minutes: Annotated[float, Range(1e-6, 1e9)] | None = None
     """Stop after this number of minutes, counted from the first iteration. The preparation of the graphs is not
     counted. If neither `minutes` nor `iterations` nor `simulations` is given, training stops after 10 minutes."""
-    iterations: Limit | None = None
+    iterations: Annotated[int, Range(1, 1e18)] | None = None
     """Stop after this number of iterations."""
-    simulations: Limit | None = None
+    simulations: Annotated[int, Range(1, 1e18)] | None = None
     """Stop after the iteration in which the number of simulated placements reaches this number."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of all randomness."""
@@ -294,7 +294,9 @@ def check_config(config: AnyTrainConfig, measured: bool = False) -> None:
     """
     check_settings(config)
     _check_placer(config.placer)
-    expected = find_policy(config.placer).config
+    kind, expected = type(default_config(config.placer, config.out)), find_policy(config.placer).config
+    if not isinstance(config, kind):
+        raise ConfigError(f"placer {config.placer!r} needs a {kind.__name__}, not a {type(config).__name__}")
     if not isinstance(config.policy, expected):
         raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
     if not config.out.strip():

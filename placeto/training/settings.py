@@ -85,6 +85,8 @@ def _plain(hint: Any) -> Any:
 def _described(hint: Any) -> str:
     """Name a type, or its alternatives, for a message."""
     hint = _plain(hint)
+    if get_origin(hint) is tuple:
+        return f"a tuple of {_described(get_args(hint)[0])}s"
     kinds = tuple(map(_plain, get_args(hint))) or (hint,)
     return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
 

@@ -5,9 +5,17 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 
+from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.policies.sweeps import GuidedConfig
 from placeto.ranges import Range, Share
-from placeto.training.config import LearningConfig, TrainConfig, check_config, check_loaded
+from placeto.training.config import (
+    LearningConfig,
+    OneShotLearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    check_config,
+    check_loaded,
+)
 from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.settings import ConfigError, check_settings
@@ -27,6 +35,7 @@ class Outer:
     count: Annotated[int, Range(1, 9)] = 3
     limit: float | None = None
     flag: bool = True
+    shares: tuple[Share, ...] = (1.0,)
     inner: Inner = field(default_factory=Inner)
 
 
@@ -49,6 +58,7 @@ def test_good_settings_pass() -> None:
         (Outer(flag=1), "flag must be bool, not 1"),  # type: ignore[arg-type]
         (Outer(name=None), "name must be str, not None"),  # type: ignore[arg-type]
         (Outer(limit="3"), "limit must be float or none, not '3'"),  # type: ignore[arg-type]
+        (Outer(shares=[1.0]), r"shares must be a tuple of floats, not \[1.0\]"),  # type: ignore[arg-type]
         (Outer(inner=Inner(rate=2.0)), r"inner\.rate must be at most 1, not 2"),
         (Outer(inner=Inner(kind="c")), r"inner\.kind must be 'a' or 'b', not 'c'"),  # type: ignore[arg-type]
         (Outer(inner=Inner(kind=[])), r"inner\.kind must be 'a' or 'b', not \[\]"),  # type: ignore[arg-type]
@@ -126,3 +136,27 @@ def test_scales_begin_with_one_and_fall(scales):
 def test_measured_step_times_are_no_labels_of_the_supervised_stage(tmp_path):
     with pytest.raises(ConfigError, match=r"learning\.reinforcement must be 1 with measured step times, .* not 0\.5"):
         train(config(tmp_path), problems(2), None, measure=lambda number, placement: 1.0)
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, OneShotTrainConfig])
+def test_settings_of_another_kind_of_placer_are_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=f"'placeto-paper' needs a TraversalTrainConfig, not a {kind.__name__}$"):
+        check_config(kind("out", placer="placeto-paper", policy=PlacetoPaperConfig()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (TrainConfig("out", iterations=0), "iterations must be at least 1, not 0"),
+        (TrainConfig("out", simulations=0), "simulations must be at least 1, not 0"),
+        (TrainConfig("out", minutes=0.0), "minutes must be at least 1e-06, not 0.0"),
+        (TrainConfig("out", learning=LearningConfig(average=1.0)), "learning.average must be at most 0.9999"),
+        (
+            OneShotTrainConfig("out", learning=OneShotLearningConfig(average=1.0)),
+            "learning.average must be at most 0.9999",
+        ),
+    ],
+)
+def test_a_training_that_would_train_nothing_is_refused(wrong: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        check_config(wrong)
