@@ -42,9 +42,10 @@ def checked_times(costs: CostModel, graph: ComputationGraph, cluster: Cluster) -
         raise CostsError(f"cost model {costs.name!r:.60}: op_time_us must return an array of numbers of the shape "
                          f"{shape}, a row for each op and a column for each device, not {found}")  # fmt: skip
     if (times < 0).any():
-        op, device = np.argwhere(times < 0)[0]
+        op, column = np.argwhere(times < 0)[0]
+        device, us = cluster.devices[column].name, times[op, column]
         raise CostsError(f"cost model {costs.name!r:.60}: the time of op {graph.op_names[op]!r:.60} on device "
-                         f"{cluster.devices[device].name!r:.60} is {times[op, device]:g} us: it must be at least 0")  # fmt: skip
+                         f"{device!r:.60} must be at least 0, not {us:g} us")  # fmt: skip
     return times.astype(np.float64)
 
 
