@@ -22,8 +22,14 @@ _SHOWN = 1e6  # limits below it are shown
 _HEAD = """# Settings of a training run
 
 These are the settings of `placeto train`, and of the dataclasses in `placeto/training/config.py` that a Python program
-gives to `train`. On the command line, `--learning.lr 0.001` sets `learning.lr`. `placeto train --placer NAME --help`
-lists the settings of one placer.
+gives to `train`. On the command line, `--learning.graphs 8` sets `learning.graphs`. `placeto train --placer NAME
+--help` lists the settings of one placer.
+
+- **True or false.** `--policy.feedback` means true, and `--policy.no-feedback` means false.
+- **None** is written `None`, as in `--env.tolerance None`.
+- **Lists** are written with spaces, as in `--search.scales 1 0.5`.
+
+If you give a setting of `learning` that has no effect beside the other settings, `placeto train` prints a note.
 
 The column *range* says which numbers are accepted; a value outside is refused. Limits beyond a million are not shown.
 The page is made of the dataclasses: `python -m docs.settings_page` writes it.
@@ -85,7 +91,7 @@ def _type(hint: Any) -> str:
         return " or ".join(map(_type, get_args(hint)))
     if get_origin(hint) is tuple:
         return f"list of {_type(get_args(hint)[0])}s"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "none"}[hint]
+    return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "`None`"}[hint]
 
 
 def _changed(before: Any, after: Any) -> Iterator[tuple[str, Any]]:
@@ -105,7 +111,7 @@ def _range(low: float, high: float) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_shown, value))
-    return str(value) if isinstance(value, str) else {None: "none"}.get(value, f"{value}")
+    return str(value) if isinstance(value, str) else f"{value}"
 
 
 if __name__ == "__main__":

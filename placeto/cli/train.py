@@ -34,6 +34,7 @@ from placeto.training.config import AnyTrainConfig, check_config
 from placeto.training.ranks import Ranks
 from placeto.training.recipes import RecipeName, recipe_config
 from placeto.training.trainer import pretrained_config, train
+from placeto.training.without_effect import without_effect
 
 _PROFILE_SECONDS = 5.0
 
@@ -96,6 +97,14 @@ def defaults(arguments: Sequence[str]) -> Arguments:
     return Arguments(config)
 
 
+def _usual(arguments: Arguments, initial: dict[str, Any] | None) -> AnyTrainConfig:
+    """Return the settings of a training for which none is given; `initial` is the checkpoint to begin with."""
+    config = arguments.config
+    if initial is not None and arguments.checkpoint is not None:
+        return pretrained_config(arguments.checkpoint, initial, config.out)
+    return recipe_config(config.placer, arguments.recipe, config.out)
+
+
 def run(arguments: Arguments) -> None:
     """Train, with a progress bar."""
     config = arguments.config
@@ -116,7 +125,12 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
+    for setting in arguments.settings:
+        if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
+            raise UsageError(f"--set {setting}: is for factories, and no GRAPH is one; leave it out")
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
+    for sentence in without_effect(config, _usual(arguments, initial), initial is not None):
+        note(sentence)
     if arguments.reward == "measured":
         _train_measured(replace(arguments, config=config), initial)
         return

@@ -145,7 +145,7 @@ class OneShotLearningConfig:
     """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
     the reward of its penalised makespan."""
     failures: Limit | None = None
-    """After this number of iterations, placements that don't fit are left out of the training. none = never."""
+    """After this number of iterations, placements that don't fit are left out of the training. None = never."""
     baseline: Literal["moving", "trials", "samples", "quantile"] = "samples"
     """Reward baseline. moving: a moving average over the earlier rounds of the graph. trials: the mean over all its
     earlier rounds. samples: the mean over the samples of this round. quantile: their upper quantile; samples below it

@@ -88,7 +88,7 @@ def _described(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a tuple of {_described(get_args(hint)[0])}s"
     kinds = tuple(map(_plain, get_args(hint))) or (hint,)
-    return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
+    return " or ".join("None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
 
 
 def check_device(device: str) -> None:

@@ -18,7 +18,7 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
         save_graph(ComputationGraph.from_ops(f"fork{i}", ops), tmp_path / f"fork{i}.json")
     train, validation, test = (tmp_path / f"fork{i}.json" for i in range(3))
     on, checkpoint, placement = ("--cluster", "2xv100"), tmp_path / "run", tmp_path / "p.json"
-    small = ("--iterations", "2", "--learning.graphs", "1", "--learning.replicas", "2", "--learning.moves", "3")
+    small = ("--iterations", "2", "--learning.graphs", "1", "--learning.supervised_moves", "3")
     graphs = (train, "--validation-graphs", validation)
     assert run("train", *on, *graphs, "--out", checkpoint, "--threads", "1", *small) == 0
     captured = capsys.readouterr()
@@ -141,3 +141,13 @@ def test_arguments_that_cannot_work(
     monkeypatch.chdir(tmp_path)
     assert says in fails(capsys, "train", *((graph_file, *options) if options else ()))
     assert [path.name for path in tmp_path.iterdir()] == [Path(graph_file).name]
+
+
+def test_options_without_effect_are_told_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_graph(fork_of_chains(3, 2).graph, tmp_path / "g.json")
+    given = ("train", tmp_path / "g.json", "--cluster", "2xv100", "--iterations", "1")
+    assert "--set depth=3: is for factories, and no GRAPH is one; leave it out" in fails(
+        capsys, *given, "--out", tmp_path / "a", "--set", "depth=3"
+    )
+    assert run(*given, "--out", tmp_path / "b", "--placer", "mlp", "--learning.quantile", "0.5") == 0
+    assert "note: learning.quantile: has no effect, because learning.baseline is samples" in capsys.readouterr().err

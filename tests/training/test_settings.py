@@ -57,7 +57,7 @@ def test_good_settings_pass() -> None:
         (Outer(count=2.0), "count must be int, not 2.0"),  # type: ignore[arg-type]
         (Outer(flag=1), "flag must be bool, not 1"),  # type: ignore[arg-type]
         (Outer(name=None), "name must be str, not None"),  # type: ignore[arg-type]
-        (Outer(limit="3"), "limit must be float or none, not '3'"),  # type: ignore[arg-type]
+        (Outer(limit="3"), "limit must be float or None, not '3'"),  # type: ignore[arg-type]
         (Outer(shares=[1.0]), r"shares must be a tuple of floats, not \[1.0\]"),  # type: ignore[arg-type]
         (Outer(inner=Inner(rate=2.0)), r"inner\.rate must be at most 1, not 2"),
         (Outer(inner=Inner(kind="c")), r"inner\.kind must be 'a' or 'b', not 'c'"),  # type: ignore[arg-type]

@@ -1,0 +1,48 @@
+"""Who gives a setting that the training never reads is told so."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from placeto.training.config import LearningConfig, default_config
+from placeto.training.without_effect import REINFORCED, SUPERVISED, without_effect
+
+
+@pytest.mark.parametrize(
+    ("placer", "given", "says"),
+    [
+        ("placeto", {"lr": 0.01}, ["learning.lr: has no effect, because learning.reinforcement is 0; learning.super"]),
+        ("placeto", {"clip": 0.3, "labels": 3}, ["learning.clip: has no effect, because learning.reinforcement is 0"]),
+        ("placeto", {"reinforcement": 1.0, "labels": 3, "lr": 0.1}, ["learning.labels: has no effect, because"]),
+        ("placeto", {"reinforcement": 0.5, "labels": 3, "lr": 0.1}, []),
+        ("placeto-paper", {"lr": 0.1}, []),
+        ("gdp", {"lr": 0.1, "epochs": 3}, []),
+        (
+            "gdp",
+            {"algorithm": "reinforce", "epochs": 3},
+            ["learning.epochs: has no effect, because learning.algo"],
+        ),
+        ("gdp", {"quantile": 0.5}, ["learning.quantile: has no effect, because learning.baseline is samples, not q"]),
+        ("gdp", {"baseline": "moving", "decay": 0.5}, []),
+        ("gdp", {"soften": 2.0}, ["learning.soften: has no effect, because the training doesn't begin with a check"]),
+    ],
+)
+def test_settings_that_are_not_read_are_told(placer: str, given: dict[str, Any], says: list[str]) -> None:
+    usual: Any = default_config(placer, "out")
+    config = replace(usual, learning=replace(usual.learning, **given))
+    found = without_effect(config, usual, False)
+    assert [sentence[: len(start)] for sentence, start in zip(found, says, strict=True)] == says
+
+
+def test_settings_that_are_not_given_are_not_told() -> None:
+    usual: Any = default_config("gdp", "out")
+    usual = replace(usual, learning=replace(usual.learning, soften=3.0, quantile=0.2))  # as by a recipe
+    assert without_effect(usual, usual, False) == []
+    assert without_effect(replace(usual, learning=replace(usual.learning, soften=2.0)), usual, True) == []
+
+
+def test_the_page_names_the_same_settings() -> None:
+    named = re.findall(r"`(\w+)`", (LearningConfig.__doc__ or "").partition("have no effect:")[2])
+    assert named == [*REINFORCED, *SUPERVISED]
