@@ -44,6 +44,7 @@ from placeto.training.config import (
     default_config,
 )
 from placeto.training.curves import Curves
+from placeto.training.graph_sets import TrainingError, check_graphs
 from placeto.training.learners import LEARNERS
 from placeto.training.learners.base import Learner, Report, Run, TrainState
 from placeto.training.ranks import Ranks
@@ -54,10 +55,6 @@ __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pr
 
 DEFAULT_MINUTES = 10.0
 _NOT_OVER = math.nextafter(1.0, 0.0)  # largest finished share that an iteration is given, even if the time is up
-
-
-class TrainingError(ValueError):
-    """A training run can't begin or go on; the message says why."""
 
 
 def train(
@@ -95,7 +92,8 @@ def train(
         ConfigError: a setting out of its range.
         CurvesError: the tensorboard events can't be written.
         TrainingError: no problem to train on or to validate on, a cluster of one device, a graph that is in both sets
-            (even with other names or another order of ops), ranks with different arguments or without an episode each,
+            (even with other names or another order of ops), a validation graph that `initial` was trained on, ranks
+            with different arguments or without an episode each,
             numbers that are not finite, or a checkpoint that can't be written. The last checkpoint written stays.
         PolicyError: a cluster has more devices than the policy is made for.
         BusyError: another process trains in ``config.out``.
@@ -104,7 +102,7 @@ def train(
         Interruption: Ctrl-C or SIGTERM came; the iteration is finished, and all is written. It is a KeyboardInterrupt.
     """
     check_config(config, measured=measure is not None)
-    _check(problems, validation)
+    check_graphs(problems, validation, initial)
     if resume:
         find_checkpoint(config.out)
     with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
@@ -133,7 +131,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     learner = LEARNERS[find_policy(config.placer).kind](run)
     state = learner.initial_state()
     state.controls = _controls(learner, state, saved, run, prepared)
-    state.devices, state.graphs = _seen(run, saved if initial is None else initial, alone)
+    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
@@ -247,21 +245,6 @@ def _over(config: AnyTrainConfig, state: TrainState) -> bool:
     late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
     spent = config.simulations is not None and state.simulations >= config.simulations
     return late or spent or _share_done(config, state) >= 1.0
-
-
-def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem] | None) -> None:
-    if not problems or (validation is not None and not validation):
-        raise TrainingError(f"there is no graph to {'validate' if problems else 'train'} on")
-    validation = validation or {}
-    alike = {problem.graph.likeness: name for name, problem in problems.items()}
-    for name, problem in validation.items():
-        if (also := alike.get(problem.graph.likeness)) is not None:
-            names = "" if problem.graph.hash == problems[also].graph.hash else ", but for the names of its ops"
-            raise TrainingError(f"graph {name!r} is in the validation set and, as {also!r}, "
-                                f"in the training set{names}; they must be disjoint")  # fmt: skip
-    lonely = [name for name, problem in {**problems, **validation}.items() if problem.num_devices < 2]
-    if lonely:
-        raise TrainingError(f"graph {lonely[0]!r}: there is nothing to place on a cluster of one device")
 
 
 def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:

@@ -175,6 +175,19 @@ def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterr
         train(config(uninterrupted), problems(3, 1), problems(2, 10), resume=True)
 
 
+def test_no_validation_on_a_graph_of_the_training_of_the_first_checkpoint(tmp_path):
+    short = config(tmp_path / "a", iterations=1)
+    train(short, problems(2), problems(1, 10))
+    first, tuned = load_checkpoint(tmp_path / "a"), replace(short, out=str(tmp_path / "b"))
+    with pytest.raises(TrainingError, match="'r1' is in the validation set, and the checkpoint to begin with was tra"):
+        train(tuned, problems(1, 5), problems(1, 1), initial=first)
+    train(tuned, problems(1, 5), problems(1, 10), initial=first)
+    train(replace(short, out=str(tmp_path / "c")), problems(1, 7), problems(1, 10))
+    longer, other = replace(tuned, iterations=2), load_checkpoint(tmp_path / "c")
+    train(longer, problems(1, 5), problems(1, 10), initial=other, resume=True)  # what is resumed counts, not `other`
+    assert set(load_checkpoint(tmp_path / "b")["graphs"]["training"].values()) == {"r0", "r1", "r5"}
+
+
 def test_training_and_validation_graphs_are_disjoint(tmp_path):
     with pytest.raises(TrainingError, match="'r2' is in the validation set and, as 'r2', in the training set"):
         train(config(tmp_path), problems(3), problems(2, 2))
