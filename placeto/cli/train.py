@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
-from placeto.training.config import AnyTrainConfig, check_config
+from placeto.training.config import AnyTrainConfig, TraversalTrainConfig, check_config
 from placeto.training.ranks import Ranks
 from placeto.training.recipes import RecipeName, recipe_config
 from placeto.training.trainer import pretrained_config, train
@@ -164,7 +164,8 @@ def _train(
     if single:
         note("no validation graphs: the training graphs choose the parameters that are kept")
     with ProgressBar("training", total=1.0) as bar:
-        train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
+        numbers = train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
+    _print_validation(numbers, "end" if isinstance(config, TraversalTrainConfig) else "best_met")
     if single:
         _print_best(problems, out)
     say(f"checkpoint   {out / FILE_NAME}")
@@ -206,6 +207,25 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
         say(f"best met     {name}: {best:.1f} us measured, {best / one:.4f} of one device")
     say(f"checkpoint   {out / FILE_NAME}")
     say(f"curves       tensorboard --logdir {out}")
+
+
+def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
+    """Print what the policy reaches in validation, beside its controls.
+
+    Args:
+        numbers: what `train` returned.
+        judged: "end" or "best_met", by which the parameters were chosen.
+    """
+    kept, controls = numbers["hparam/validation"], ("untrained", "random")
+    beside = {name: numbers.get(f"validation/{name}_{judged}") for name in controls}
+    shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
+    if not shown:  # nothing was validated: a run was resumed that had ended
+        return
+    say(f"validation   {kept:.4f} of the best single device; {shown}")
+    better = [name for name, value in beside.items() if value is not None and value <= kept]
+    if better:
+        note(f"in validation the policy is no better than its {' and '.join(better)} control: train longer, or "
+             "look at the curves")  # fmt: skip
 
 
 def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:

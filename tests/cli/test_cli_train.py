@@ -151,3 +151,17 @@ def test_options_without_effect_are_told_or_refused(tmp_path: Path, capsys: pyte
     )
     assert run(*given, "--out", tmp_path / "b", "--placer", "mlp", "--learning.quantile", "0.5") == 0
     assert "note: learning.quantile: has no effect, because learning.baseline is samples" in capsys.readouterr().err
+
+
+def test_the_end_of_a_training_shows_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        save_graph(fork_of_chains(3 + number, 2).graph, tmp_path / f"{number}.json")
+    graphs = (tmp_path / "0.json", "--validation-graphs", tmp_path / "1.json", "--out", tmp_path / "out")
+    still = ("--placer", "mlp", "--learning.lr", "0")  # learns nothing
+    assert run("train", *graphs, "--cluster", "2xv100", "--iterations", "1", *still) == 0
+    captured = capsys.readouterr()
+    (line,) = [line for line in captured.out.splitlines() if line.startswith("validation ")]
+    kept, untrained = (line.split()[number].rstrip(";") for number in (1, 8))
+    assert line.startswith(f"validation   {kept} of the best single device; untrained {untrained}; random ")
+    assert kept == untrained
+    assert "note: in validation the policy is no better than its untrained " in captured.err
