@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeto.cli.common import (
@@ -96,6 +97,7 @@ def run(arguments: Arguments) -> None:
     costs = load_costs(arguments.costs)
     graphs = _timed(_graphs(arguments), clusters, costs)
     names = [name for name in arguments.placers.split(",") if name.strip()]
+    _check_placers(names, budget.checkpoint)
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
@@ -148,6 +150,25 @@ def run(arguments: Arguments) -> None:
         title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
         save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
+
+
+def _check_placers(names: Sequence[str], checkpoint: Path | None) -> None:
+    """Refuse a budget in the label of a placer, and a checkpoint that no placer uses."""
+    for name in names:
+        label, equals, placer = name.partition("=")
+        if equals and "@" in label:
+            behind = f"{label.partition('@')[0]}={placer}@{label.partition('@')[2]}"
+            raise UsageError(f"--placers {name}: the budget belongs behind the placer; write {behind}")
+    if checkpoint is None:
+        return
+    from placeto.placers import choose_placer
+
+    held = choose_placer(None, checkpoint)[0]
+    if held not in {name.rpartition("=")[2].partition("@")[0].strip() for name in names}:
+        raise UsageError(
+            f"--checkpoint {checkpoint}: holds the placer {held!r}, which --placers doesn't name; add it there, or "
+            "leave out --checkpoint"
+        )
 
 
 def _without_ratio(rows: Sequence[Row]) -> str:

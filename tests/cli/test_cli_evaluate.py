@@ -137,6 +137,11 @@ def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.Capture
         (("--placers", "single", "GRAPH", "--seeds", "0"), "--seeds must be above 0"),
         (("--placers", "single", "GRAPH", "-o", "table.csv"), "must end in .json or .json.gz"),
         (("--placers", "single,single", "GRAPH"), "share one label"),
+        (("--placers", "mine@pass=placeto", "GRAPH"), "belongs behind the placer; write mine=placeto@pass"),
+        (
+            ("--placers", "single", "GRAPH", "--checkpoint", "pretrained"),
+            "--checkpoint pretrained: holds the placer 'placeto', which --placers doesn't name; add it there, or",
+        ),
         (("--placers", "single", "--family", "nofamily"), "unknown graph family"),
         (("--placers", "single", "GRAPH", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
         (("--placers", "single", "GRAPH", "nothing.json"), "nothing.json"),
@@ -153,3 +158,12 @@ def test_bad_arguments_of_evaluate(
     given = [graph_file if argument == "GRAPH" else argument for argument in arguments]
     on = () if "--cluster" in given else ("--cluster", "2xv100")
     assert says in fails(capsys, "evaluate", *given, *on)
+
+
+def test_evaluate_says_what_the_policy_of_the_package_was_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    graphs = ("ptb:test:0", "nmt:train:1", "nmt:train:25", "nmt:validation:3")
+    options = ("--cluster", "2xv100", "--placers", "placeto", "--simulations", "1", "--processes", "1")
+    assert run("evaluate", *graphs, *options) == 0
+    said = capsys.readouterr().err
+    assert "note: the policy of the package was trained on 1 of these 4 graphs: nmt:train:1\n" in said
+    assert "chosen by" not in said  # its parameters are those at the end of the training

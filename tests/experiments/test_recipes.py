@@ -14,6 +14,7 @@ from experiments.recipes import (
     training_problems,
 )
 from placeto.placers import load_placer
+from placeto.pretrained import TRAINED_ON
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint
@@ -76,3 +77,7 @@ def test_some_problems_have_roofline_costs_and_some_hardly_the_memory():
     assert 0 < sum(tight) < len(tight) / 2
     for problem, schedule in zip(problems.values(), whole, strict=True):
         assert problem.cluster.memory.sum() > schedule.peak_memory[0]
+
+
+def test_the_package_knows_what_its_policy_was_trained_on() -> None:
+    assert tuple(f"{family}:{count}" for family, count in TRAINED_ON.items()) == Recipe().graphs
