@@ -9,6 +9,7 @@ of the problem with the most, A actions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -84,6 +85,13 @@ class Episodes:
             raise EpisodesError(
                 "an environment needs a sequence of at least one problem, each on a cluster of two devices or more"
             )
+        if not isinstance(env, EnvConfig):
+            raise EpisodesError(f"env must be an EnvConfig, not {env!r:.60}")
+        if env.order not in ("policy", "topological"):
+            raise EpisodesError(f"env.order must be policy or topological, not {env.order!r:.60}")
+        tolerance = env.tolerance
+        if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
+            raise EpisodesError(f"env.tolerance must be None or at least 0, not {tolerance!r:.60}")
         if reward not in reward_names():
             raise EpisodesError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
         self.batch = InstanceBatch.of([make_instance(problem) for problem in problems])

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -197,3 +198,18 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "placeto.environment.gym")
     with pytest.raises(ImportError, match=re.escape('pip install "placeto[gym]"')):
         importlib.import_module("placeto.environment.gym")
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (EnvConfig(order="random"), "env.order must be policy or topological, not 'random'"),  # type: ignore[arg-type]
+        (EnvConfig(tolerance=-1.0), "env.tolerance must be None or at least 0, not -1.0"),
+        (EnvConfig(tolerance=float("nan")), "env.tolerance must be None or at least 0, not nan"),
+        (EnvConfig(tolerance="0.1"), "env.tolerance must be None or at least 0, not '0.1'"),  # type: ignore[arg-type]
+        ("topological", "env must be an EnvConfig, not 'topological'"),
+    ],
+)
+def test_wrong_settings_of_an_episode_are_refused(env: Any, says: str) -> None:
+    with pytest.raises(EpisodesError, match=f"^{says}$"):
+        PlacementEnv([fork_of_chains(3, 2)], env=env)
