@@ -154,7 +154,7 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
     if budget is not None:
         simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
-        placer = str(checkpoint)
+        placer = str(checkpoint) if Path(checkpoint).exists() else placer  # "pretrained": the placer of this name
     load_placer(placer)
     if budget == "pass" and placer in HEURISTICS:
         raise EvaluationError(f"placer {text!r}: only learned placers have a pass; write {text.strip()[:-5]!r}")
