@@ -21,6 +21,5 @@ Depth = Annotated[int, Range(0, 100)]
 Width = Annotated[int, Range(1, 65_536)]
 Limit = Annotated[int, Range(0, 1e18)]
 Share = Annotated[float, Range(0.0, 1.0)]
-Decay = Annotated[float, Range(0.0, 0.9999)]  # of a moving average: with 1, it would never move
 Weight = Annotated[float, Range(0.0, 1e6)]
 Temperature = Annotated[float, Range(1e-6, 1e6)]

@@ -15,7 +15,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.ranges import Count, Decay, Limit, Range, Share, Temperature, Weight
+from placeto.ranges import Count, Limit, Range, Share, Temperature, Weight
 from placeto.training.settings import ConfigError, check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
@@ -41,7 +41,7 @@ class LearningConfig:
     """Temperature at which moves are drawn in training: the lower, the more often the best scored move is drawn."""
     max_grad_norm: Weight = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
-    average: Decay = 0.8
+    average: Share = 0.8
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
 
@@ -166,7 +166,7 @@ class OneShotLearningConfig:
     """Weight of the entropy bonus."""
     max_grad_norm: Weight = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
-    average: Decay = 0.0
+    average: Share = 0.0
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
     soften: Annotated[float, Range(1e-3, 1e3)] = 1.0

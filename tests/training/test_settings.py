@@ -10,7 +10,6 @@ from placeto.policies.sweeps import GuidedConfig
 from placeto.ranges import Range, Share
 from placeto.training.config import (
     LearningConfig,
-    OneShotLearningConfig,
     OneShotTrainConfig,
     TrainConfig,
     check_config,
@@ -150,11 +149,6 @@ def test_settings_of_another_kind_of_placer_are_refused(kind: Any) -> None:
         (TrainConfig("out", iterations=0), "iterations must be at least 1, not 0"),
         (TrainConfig("out", simulations=0), "simulations must be at least 1, not 0"),
         (TrainConfig("out", minutes=0.0), "minutes must be at least 1e-06, not 0.0"),
-        (TrainConfig("out", learning=LearningConfig(average=1.0)), "learning.average must be at most 0.9999"),
-        (
-            OneShotTrainConfig("out", learning=OneShotLearningConfig(average=1.0)),
-            "learning.average must be at most 0.9999",
-        ),
     ],
 )
 def test_a_training_that_would_train_nothing_is_refused(wrong: Any, says: str) -> None:
