@@ -216,16 +216,15 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
         numbers: what `train` returned.
         judged: "end" or "best_met", by which the parameters were chosen.
     """
-    kept, controls = numbers["hparam/validation"], ("untrained", "random")
-    beside = {name: numbers.get(f"validation/{name}_{judged}") for name in controls}
+    kept, controls = numbers["hparam/validation"], {"before training": "untrained", "random decisions": "random"}
+    beside = {name: numbers.get(f"validation/{tag}_{judged}") for name, tag in controls.items()}
     shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
     if not shown:  # nothing was validated: a run was resumed that had ended
         return
     say(f"validation   {kept:.4f} of the best single device; {shown}")
     better = [name for name, value in beside.items() if value is not None and value <= kept]
     if better:
-        note(f"in validation the policy is no better than its {' and '.join(better)} control: train longer, or "
-             "look at the curves")  # fmt: skip
+        note(f"in validation the policy is no better than {' and '.join(better)}: train longer, or look at the curves")
 
 
 def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:

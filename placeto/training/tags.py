@@ -21,8 +21,10 @@ TAGS: Mapping[str, str] = {
     "that reached it are what a placer uses.",
     "validation/end/<graph>": "`validation/end` of one validation graph.",
     "validation/end_distribution": "`validation/end` of all validation graphs, as a histogram.",
-    "validation/untrained_end": "Control: `validation/end` of the network before training.",
-    "validation/untrained_best_met": "Control: `validation/best_met` of the network before training.",
+    "validation/untrained_end": "Control: `validation/end` of the network before training; in fine-tuning, of the "
+    "checkpoint's.",
+    "validation/untrained_best_met": "Control: `validation/best_met` of the network before training; in "
+    "fine-tuning, of the checkpoint's.",
     "validation/random_end": "Control: `validation/end` of decisions that are uniformly random, from the same start.",
     "validation/random_best_met": "Control: `validation/best_met` of decisions that are uniformly random, from the "
     "same start.",

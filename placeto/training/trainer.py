@@ -130,11 +130,11 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     saved = load_checkpoint(config.out) if resume else None
     learner = LEARNERS[find_policy(config.placer).kind](run)
     state = learner.initial_state()
-    state.controls = _controls(learner, state, saved, run, prepared)
-    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
+    state.controls = _controls(learner, state, saved, run, prepared)
+    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if saved is not None:
         with matching(config.out):
             _restore(state, saved, config, learner)

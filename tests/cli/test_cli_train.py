@@ -161,7 +161,9 @@ def test_the_end_of_a_training_shows_the_controls(tmp_path: Path, capsys: pytest
     assert run("train", *graphs, "--cluster", "2xv100", "--iterations", "1", *still) == 0
     captured = capsys.readouterr()
     (line,) = [line for line in captured.out.splitlines() if line.startswith("validation ")]
-    kept, untrained = (line.split()[number].rstrip(";") for number in (1, 8))
-    assert line.startswith(f"validation   {kept} of the best single device; untrained {untrained}; random ")
+    kept, untrained = (line.split()[number].rstrip(";") for number in (1, 9))
+    assert line.startswith(
+        f"validation   {kept} of the best single device; before training {untrained}; random decisions "
+    )
     assert kept == untrained
-    assert "note: in validation the policy is no better than its untrained " in captured.err
+    assert "note: in validation the policy is no better than before training" in captured.err

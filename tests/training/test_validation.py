@@ -72,6 +72,15 @@ def test_controls_are_of_the_network_before_training(tmp_path):
     )
 
 
+def test_before_fine_tuning_the_network_is_that_of_the_checkpoint(tmp_path):
+    run = one_shot(tmp_path / "first")
+    train(run, problems(2), problems(2, 10))
+    initial = load_checkpoint(tmp_path / "first")
+    tuned = replace(run, out=str(tmp_path / "tuned"), iterations=1, seed=7)
+    numbers = train(tuned, problems(1, 20), problems(2, 10), initial=initial)
+    assert numbers["validation/untrained_end"] == initial["best_validation"]
+
+
 def test_a_run_that_goes_on_has_the_controls_of_its_beginning(tmp_path):
     run = one_shot(tmp_path)
     before = train(run, problems(2), problems(2, 10))
