@@ -220,6 +220,7 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
     beside = {name: numbers.get(f"validation/{tag}_{judged}") for name, tag in controls.items()}
     shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
     if not shown:  # nothing was validated: a run was resumed that had ended
+        note("nothing was trained: the run had reached its limit before; to go on, give a higher one")
         return
     say(f"validation   {kept:.4f} of the best single device; {shown}")
     better = [name for name, value in beside.items() if value is not None and value <= kept]

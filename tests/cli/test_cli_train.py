@@ -167,3 +167,7 @@ def test_the_end_of_a_training_shows_the_controls(tmp_path: Path, capsys: pytest
     )
     assert kept == untrained
     assert "note: in validation the policy is no better than before training" in captured.err
+    assert run("train", *graphs, "--cluster", "2xv100", "--iterations", "1", *still, "--resume") == 0
+    captured = capsys.readouterr()
+    assert "note: nothing was trained: the run had reached its limit before; to go on, give a higher" in captured.err
+    assert "validation " not in captured.out
