@@ -35,7 +35,7 @@ MINUTES = {
 """about how long a command takes on two idle cores, where its results file says something else: more, because it ran
 beside others, or less, because it was interrupted and the file says how long the last part took"""
 STUDIES = {"paper_learning"}
-"""What takes longer than all others together, and runs only if it is named."""
+"""What takes about as long as all others together, and runs only if it is named."""
 CODE = ("placeto", "graphs", "experiments/*.py", "experiments/data", ":(exclude)*.md")
 """what decides the results"""
 
