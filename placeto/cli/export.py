@@ -204,10 +204,10 @@ def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
     made, path = torchtitan(schedule), arguments.output
     save_torchtitan(made, path, _batch(arguments))
     _layers(made.layers, "torchtitan", path)
-    free, whole = schedule.makespan_us, made.order.schedule.makespan_us
+    free, whole = schedule.makespan_us, made.step.makespan_us
     say(f"simulated    {format_us(free)} as placed, {format_us(whole)} as torchtitan runs it, in whole chunks")
     say(f"run          return placed(config) of {path / 'parallelism.py'} in a function of a config_registry")
-    _layer_notes(made.layers, "torchtitan", made.ranks, arguments)
+    _layer_notes(made.layers, made.step.schedule(), "torchtitan", made.ranks, arguments)
     if made.renamed:
         note("its modules have other names than in torchtitan: the file names them as torchtitan's models do")
 
@@ -224,13 +224,13 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
     step = f"simulated    {format_us(schedule.makespan_us)} as placed"
     if arguments.format != "megatron":
         say(f"{step}, {format_us(made.schedule.makespan_us)} in whole layers")
-        _layer_notes(made, title, tuple(device for row in made.ranks for device in row), arguments)
+        _layer_notes(made, made.schedule, title, tuple(device for row in made.ranks for device in row), arguments)
         if schedule.problem.graph.mode == "training":
             note(f"the placement is of a training step, and {title} runs inference: place with --inference")
         return
     own = simulate(schedule.problem.under("1f1b"), made.schedule.placement)
     say(f"{step}, {format_us(own.makespan_us)} in whole layers and in {title}'s order, 1F1B")
-    _layer_notes(made, title, ranks_by_stage(made), arguments)
+    _layer_notes(made, own, title, ranks_by_stage(made), arguments)
     if schedule.problem.graph.mode != "training":
         note(f"the placement is of an inference, and {title} trains: place without --inference")
 
@@ -258,13 +258,14 @@ def _layers(made: WholeLayers, title: str, path: Path) -> None:
         say(f"stage {number:<6} {', '.join(names[device] for device in at)}: {own or 'no layer'}")
 
 
-def _layer_notes(made: WholeLayers, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
+def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
+    """Say what the user has to know of whole layers and of the step as the tool runs it."""
     from placeto.formats.exports.layer_tools import hosts_in_order
 
     cluster = made.schedule.problem.cluster
     if made.moved > 0.0:
         note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
-    if missing := missing_memory(made.schedule):
+    if missing := missing_memory(step):
         note(f"in whole layers it doesn't fit in the memory of {cluster.name}: {missing} too much")
     if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")

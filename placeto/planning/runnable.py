@@ -34,8 +34,8 @@ def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
     """Return a plan's placement in the best order that a tool can run, and the step as the tool runs it.
 
-    Return None if the tool can't run the plan. For torch, the second result is of another graph, which also has what
-    torch does after the chunks. For the other tools, both results are the same.
+    Return None if the tool can't run the plan. For torch and torchtitan, the second result is of another graph, which
+    also has what torch does after the chunks. For Megatron-LM, both results are the same.
 
     Args:
         tool: the tool that is to run the plan.
@@ -56,7 +56,6 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
         choose_order(evaluator, orders_to_try(result.problem))
         try_bounded_orders(evaluator, placement)
         found = evaluator.result()
-        torchtitan(found.schedule())
-        return found, found
+        return found, torchtitan(found.schedule()).step
     except ExportError:
         return None

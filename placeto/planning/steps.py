@@ -44,6 +44,7 @@ _RUN_BY = {
     Kind.GRADIENTS_SHARDED: "torch FSDP",
     Kind.FULLY_SHARDED: "torch FSDP",
 }
+_TOOLS = {"torch": "torch-pipeline", "torchtitan": "torchtitan", "megatron": "Megatron-LM"}
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
@@ -61,6 +62,7 @@ class PlannedStep:
     room: int  # bytes of memory of the fullest device
     batch: int  # samples of a step
     placement: PlacementResult | None  # of the captured step; None if parameters are divided
+    tool: str | None = None  # of a pipeline: the tool as which it is simulated, if one was asked for
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -119,7 +121,9 @@ class PlannedStep:
 
     @cached_property
     def run_by(self) -> str:
-        """A tool that can run this way; for a pipeline, torch if `placeto export` can write the pipeline for it."""
+        """A tool that can run this way; for a pipeline, torch if it can, unless another tool was asked for."""
+        if self.tool is not None:
+            return _TOOLS[self.tool]
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")

@@ -231,7 +231,7 @@ def _in_parts(
             if kind == Kind.REPLICAS:
                 steps = _replicas(problem, plan, shape, count, result, batch)
             elif made := _as_run(problem, plan, result, groups, runnable_by):
-                steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0])]
+                steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
             elif runnable_by == "torch" and (why := torch_refusal(problem, result.placement)):
                 refusals.append(why)
             shown += bool(steps)

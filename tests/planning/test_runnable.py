@@ -21,6 +21,7 @@ from tests.formats.torch_toys import captured, chain
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 PROBLEM = PlacementProblem(captured(chain(8), 4), load_cluster("4xv100"))
+RUN_BY = {"torch": "torch-pipeline", "torchtitan": "torchtitan", "megatron": "Megatron-LM"}
 IN_TURNS = ((0,), (1,), (0,), (1,))
 BACK = ((0,), (1,), (1,), (0,))
 BACK_TWICE = (*BACK, (0,), (1,))
@@ -53,10 +54,12 @@ def test_exports_take_the_plans(tool: Tool) -> None:
     for step in pipelines:
         torch_stages(step.placed)
         if tool == "torchtitan":
-            assert torchtitan(step.schedule).layers.moved == 0.0
+            exported = torchtitan(step.placed)
+            assert (exported.layers.moved, exported.step.makespan_us) == (0.0, step.step_us)
         if tool == "megatron":
             assert megatron(layers := whole_layers(step.schedule, tool))
             assert (layers.moved, step.order) == (0.0, "1f1b")
+    assert {step.run_by for step in pipelines} == {RUN_BY[tool]}
 
 
 def test_a_plan_that_divides_a_layer_is_planned_anew() -> None:
@@ -71,6 +74,16 @@ def test_a_plan_that_divides_a_layer_is_planned_anew() -> None:
     made = as_run("torchtitan", divided.result(), evaluator.groups)
     assert made is not None
     found, run = made
-    assert run is found
+    assert run.makespan_us == torchtitan(found.schedule()).step.makespan_us
     assert whole_layers(found.schedule(), "torchtitan").moved == 0.0
     assert found.makespan_us <= divided.result().makespan_us
+
+
+def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_state() -> None:
+    made = plans_of(lambda count: PROBLEM, 32, [4], 0, runnable_by="torchtitan")
+    (step,) = (step for step in made.steps if step.shape == "2 stages x 2")
+    resident, placement = step.result.problem.resident_bytes, step.result.placement
+    kept = [int(resident[placement == device].sum()) for device in range(4)]
+    for replicas in zip(*torch_stages(step.placed).devices, strict=True):
+        assert len({kept[device] for device in replicas}) == 1
+    assert sum(kept) == 2 * int(PROBLEM.resident_bytes.sum())

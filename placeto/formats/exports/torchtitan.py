@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage, visible
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
-from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.torch_step import torch_step
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.files import write_text
+from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
 _PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
@@ -58,6 +61,7 @@ class TorchTitan:
     """A placement as torchtitan runs it."""
 
     layers: WholeLayers
+    stages: TorchStages  # without the cut at the turn
     order: TorchOrder
     modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage
     renamed: bool  # whether `modules` has torchtitan's names, not the model's own
@@ -68,6 +72,11 @@ class TorchTitan:
     def ranks(self) -> tuple[int, ...]:
         """(P * R,) the device of each rank."""
         return ranks_by_stage(self.layers)
+
+    @cached_property
+    def step(self) -> PlacementResult:
+        """The step as torchtitan runs it, with all parameters of a stage on each replica: see `torch_step`."""
+        return torch_step(self.order.schedule, self.stages, self.order.kinds)
 
 
 def torchtitan(schedule: Schedule) -> TorchTitan:
@@ -111,7 +120,7 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
     names = layers.modules if own else tuple(f"layers.{number}" for number in range(len(layers.modules)))
     parts = [list(names[first:end]) for first, end in spans]
     parts[0][:0], parts[-1] = before, [*parts[-1], *behind]
-    return TorchTitan(layers, order, tuple(map(tuple, parts)), not own, back, tuple(tuple(row) for row in rows))
+    return TorchTitan(layers, stages, order, tuple(map(tuple, parts)), not own, back, tuple(tuple(row) for row in rows))
 
 
 def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) -> None:
