@@ -218,7 +218,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.simulator.schedule import simulate
 
     title, path = TITLES[arguments.format], arguments.output
-    made = whole_layers(schedule, title)
+    made = whole_layers(schedule, title, arguments.format in _TRAIN)
     write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)), path)
     _layers(made, title, path)
     step = f"simulated    {format_us(schedule.makespan_us)} as placed"

@@ -149,7 +149,9 @@ def test_exo_reads_half_open_intervals() -> None:
     [
         ("megatron", turns([(0,), (1,), (0,)]), "don't go over the devices in the same order"),
         ("megatron", turns([(0,), (1,), (0,), (1,)], 3), "that the 2 devices of a pipeline divide, not 3"),
-        ("vllm", turns([(0,), (1,), (0,), (1,)]), "gpu:0 has layers 0 to 1 and 4 to 5; vLLM needs contiguous layers"),
+        ("vllm", turns([(0,), (1,), (0,), (1,)]), "gpu:0 has layers 0 to 1 and layers 4 to 5; vLLM needs contiguous"),
+        ("vllm", parts([0, 1, 0], ["body.h.0", "body.h.5"]), "gpu:0 has what comes before layer 0 and layer 5; vLLM"),
+        ("exo", parts([0, 1, 0], ["body.h.2", "norm"]), "gpu:0 has layers 0 to 1 and what comes behind layer 5; exo"),
         ("llama.cpp", turns([(0,), (1,), (0,), (1,)]), "llama.cpp needs contiguous layers"),
         ("exo", turns([(0,), (1,), (0,), (1,)]), "exo needs contiguous layers"),
         ("llama.cpp", turns([(0, 1), (2, 3)]), "has 2 replicas, llama.cpp runs one copy"),
@@ -164,6 +166,14 @@ def test_what_a_tool_can_not_do_is_refused_in_a_sentence(tool: str, made: WholeL
         LAYER_TOOLS[tool](made, None)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("devices", "told"), [([(0,), (1, 2)], "gpu:0 runs"), ([(0, 1, 2)], "run 1 to 2")])
+def test_what_only_infers_is_not_told_to_place_a_training(devices: Sequence[tuple[int, ...]], told: str) -> None:
+    schedule = planned(captured(chain(8)), devices)
+    for trains, how in ((True, "choose|--placer torch-pipeline"), (False, "--placer pipeline, without --micro")):
+        with pytest.raises(ExportError, match=f"{told} .*({how})"):
+            whole_layers(schedule, "the tool", trains)
 
 
 def test_ranks_are_counted_host_by_host() -> None:

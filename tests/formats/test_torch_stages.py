@@ -123,7 +123,7 @@ def _backward(op: int) -> bool:
 
 
 def test_replicas_that_are_none_are_refused() -> None:
-    refused(planned(GRAPH, [(0,), (1, 2)]), "device 0 runs micro-batches that differ .* replicas that share no device")
+    refused(planned(GRAPH, [(0,), (1, 2)]), "gpu:0 runs micro-batches that differ .* replicas that share no device")
     refused(planned(captured(chain(), 5), [(0, 1), (2, 3)]), "replicas run 2 to 3 micro-batches, .* that 2 divides")
 
 

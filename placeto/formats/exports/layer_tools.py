@@ -19,7 +19,7 @@ import itertools
 import json
 
 from placeto.formats.exports.units import ExportError
-from placeto.formats.exports.whole_layers import WholeLayers
+from placeto.formats.exports.whole_layers import ALONE, WholeLayers
 from placeto.problem.cluster import Cluster
 
 CPU = "cpu"  # the beginning of all kinds of CPUs
@@ -87,10 +87,10 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     (devices,), cluster = made.devices, made.schedule.problem.cluster
     slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output counts as one more layer
     on_cpu = [cluster.devices[device].kind.lower().startswith(CPU) for device in devices]
-    for stage, ((first, end), own) in enumerate(zip(made.stages, on_cpu, strict=True)):
+    for stage, own in enumerate(on_cpu):
         if own and stage:
             raise ExportError(
-                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp can "
+                f"{_name(made)}: {cluster.device_names[devices[stage]]} has {_of_stage(made, stage)}; llama.cpp can "
                 "have only the first layers on the CPU: place them there, or place all on GPUs"
             )
         if not slots[stage]:
@@ -177,8 +177,7 @@ def _name(made: WholeLayers) -> str:
 def _alone(made: WholeLayers, tool: str) -> None:
     if len(made.devices) > 1:
         raise ExportError(
-            f"{_name(made)}: the placement has {len(made.devices)} replicas, {tool} runs one copy of a model: place "
-            "with --placer pipeline, without --micro-batches"
+            f"{_name(made)}: the placement has {len(made.devices)} replicas, {tool} runs one copy of a model: {ALONE}"
         )
 
 
@@ -186,13 +185,21 @@ def _contiguous(made: WholeLayers, tool: str) -> None:
     names = made.schedule.problem.cluster.device_names
     for row in made.devices:
         for device in row:
-            own = [stage for stage, other in zip(made.stages, row, strict=True) if other == device]
+            own = [stage for stage, other in enumerate(row) if other == device]
             if len(own) > 1:
-                where = " and ".join(f"{first} to {end - 1}" for first, end in own)
+                where = " and ".join(_of_stage(made, stage) for stage in own)
                 raise ExportError(
-                    f"{_name(made)}: {names[device]} has layers {where}; {tool} needs contiguous layers of each "
-                    "device: place with --placer pipeline, without --micro-batches"
+                    f"{_name(made)}: {names[device]} has {where}; {tool} needs contiguous layers of each device: "
+                    f"{ALONE}"
                 )
+
+
+def _of_stage(made: WholeLayers, stage: int) -> str:
+    """Return what a stage has, for messages, such as "layers 0 to 3"; the first and the last may have no layer."""
+    first, end = made.stages[stage]
+    if first == end:
+        return f"what comes {'behind layer' if stage else 'before layer'} {first - 1 if stage else 0}"
+    return f"layers {first} to {end - 1}" if end - first > 1 else f"layer {first}"
 
 
 def _each_has_layers(made: WholeLayers, tool: str) -> None:

@@ -6,11 +6,13 @@ devices belong to one replica. torch (2.13) cuts a model before or after a call 
 stages only, gives the model's inputs to the first stage and takes the output from the last one. A placement that torch
 can't run is refused here.
 
-Legend: N ops, S stages, R replicas, M micro-batches, F ops of the forward pass of a micro-batch, the loss aside.
+Legend: N ops, S stages, R replicas, M micro-batches, D devices, F ops of the forward pass of a micro-batch, the
+loss aside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +25,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 
 BEGINNING, END = "beginning", "end"
-_PLACE = "place with --placer torch-pipeline"
+PLACE = "place with --placer torch-pipeline"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +88,14 @@ def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
         raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
     _check_first(graph, program[0, computing], placement)
     starts, devices = _runs(graph, program[:, computing], placement)
-    replicas, groups = replicas_of(name, devices)
+    replicas, groups = replicas_of(name, devices, problem.cluster.device_names)
     splits, cuts = [], []
     for border in starts[1:].tolist():
         split, cut = _split(graph, program[0], int(computing[border - 1]), int(computing[border]))
         splits.append(split)
         cuts.append(cut)
     if twice := {split for split, _ in splits if sum(other == split for other, _ in splits) > 1}:
-        raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: {_PLACE}")
+        raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: {PLACE}")
     stage = np.full(len(of), -1, np.int64)
     stage[program] = np.searchsorted(cuts, np.arange(program.shape[1]), side="right")
     _others(graph, placement, stage, replicas[groups])
@@ -145,7 +147,7 @@ def _runs(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray) -> tu
         at = graph.op_names[ops[0, border + 1]]
         raise ExportError(
             f"{graph.name}: at {at} micro-batch 0 {_goes_on(changes[0, border])}, micro-batch {micro_batch} "
-            f"{_goes_on(changes[micro_batch, border])}; torch runs the same stages for all: {_PLACE}"
+            f"{_goes_on(changes[micro_batch, border])}; torch runs the same stages for all: {PLACE}"
         )
     starts = np.append(0, np.flatnonzero(changes[0]) + 1)
     return starts, where[:, starts]
@@ -155,13 +157,17 @@ def _goes_on(changes: bool) -> str:
     return "goes on on another device" if changes else "stays on its device"
 
 
-def replicas_of(name: str, devices: np.ndarray, tool: str = "torch") -> tuple[np.ndarray, np.ndarray]:
+def replicas_of(
+    name: str, devices: np.ndarray, names: Sequence[str], tool: str = "torch", instead: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the devices of each replica (R, S), and the replica of each micro-batch (M,).
 
     Args:
         name: the name of the graph, for messages.
         devices: (M, S) where each micro-batch has each stage.
+        names: (D,) the names of the devices, for messages.
         tool: the name of the tool that runs the stages, for messages.
+        instead: how to place for a tool that doesn't train, for messages.
 
     Raises:
         ExportError: replicas share a device, or run different numbers of micro-batches.
@@ -172,14 +178,15 @@ def replicas_of(name: str, devices: np.ndarray, tool: str = "torch") -> tuple[np
     shared = [device for device in np.unique(devices).tolist() if (replicas == device).any(axis=1).sum() > 1]
     if shared:
         raise ExportError(
-            f"{name}: device {shared[0]} runs micro-batches that differ in the devices of another stage; {tool} needs "
-            f"replicas that share no device, with equally many of each stage: {_PLACE}"
+            f"{name}: {names[shared[0]]} runs micro-batches that differ in the devices of another stage; {tool} needs "
+            f"replicas that share no device, with equally many of each stage: {instead or PLACE}"
         )
     each = np.bincount(groups)
     if each.min() < each.max():
+        more = f"choose a number of --micro-batches that {len(each)} divides, on devices of one speed"
         raise ExportError(
-            f"{name}: replicas run {each.min()} to {each.max()} micro-batches, {tool} needs equally many: choose a "
-            f"number of --micro-batches that {len(each)} divides, on devices of one speed"
+            f"{name}: replicas run {each.min()} to {each.max()} micro-batches, {tool} needs equally many: "
+            f"{instead or more}"
         )
     return replicas, groups
 
@@ -212,7 +219,7 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
     one, other = (graph.op_names[program[place]] for place in (last, first))
     raise ExportError(
         f"{graph.name}: {one} and {other} run on different devices, but no module that is called once begins or ends "
-        f"between them; torch cuts a model there only: {_PLACE}"
+        f"between them; torch cuts a model there only: {PLACE}"
     )
 
 

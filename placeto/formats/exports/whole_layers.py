@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.formats.exports.torch_stages import replicas_of
+from placeto.formats.exports.torch_stages import PLACE, replicas_of
 from placeto.formats.exports.units import LOSS, ExportError, around, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
 from placeto.simulator.schedule import Schedule, simulate
+
+ALONE = "place with --placer pipeline, without --micro-batches"
+"""How to place for a tool that doesn't train."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +48,20 @@ class WholeLayers:
         return tuple(tuple(dict.fromkeys(row)) for row in self.devices)
 
 
-def whole_layers(schedule: Schedule, tool: str) -> WholeLayers:
+def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLayers:
     """Return the layers of each stage in a placement of a training step or an inference.
 
     Args:
         schedule: the schedule of the placement.
         tool: the name of the tool, for messages.
+        trains: whether the tool trains, for messages.
 
     Raises:
         ExportError: the graph has no list of layers, or micro-batches differ in more than the devices of their stages.
     """
     problem, placement = schedule.problem, schedule.placement
     graph, time = problem.graph, schedule.finish_us - schedule.start_us
+    instead = None if trains else ALONE
     paths_of(graph)  # which refuses graphs without modules
     split = bool((graph.micro_batches != NO_MICRO_BATCH).any())
     of = graph.micro_batches if split else np.zeros(graph.num_ops, np.int64)
@@ -75,10 +80,10 @@ def whole_layers(schedule: Schedule, tool: str) -> WholeLayers:
         micro_batch, border = (int(index) for index in np.argwhere(changes != changes[0])[0])
         raise ExportError(
             f"{graph.name}: micro-batches 0 and {micro_batch} change their device after different layers, such as "
-            f"after {_called(modules, border)}; {tool} has the same stages for all: place with --placer torch-pipeline"
+            f"after {_called(modules, border)}; {tool} has the same stages for all: {instead or PLACE}"
         )
     starts = np.append(0, np.flatnonzero(changes[0]) + 1)
-    replicas, groups = replicas_of(graph.name, where[:, starts], tool)
+    replicas, groups = replicas_of(graph.name, where[:, starts], problem.cluster.device_names, tool, instead)
     whole = _moved(
         schedule, item, of, split, replicas[groups], np.searchsorted(starts, np.arange(last + 1), "right") - 1
     )
