@@ -119,6 +119,8 @@ def test_what_torchtitan_does_not_run_is_refused(devices: list[tuple[int, ...]],
         torchtitan(planned(GRAPH, devices))
     with pytest.raises(ExportError, match="the stage with 1 has one layer"):
         torchtitan(planned(captured(chain(3)), [(0,), (1,), (0,)]))
+    with pytest.raises(ExportError, match="the last of its 4 stages computes the loss alone"):
+        torchtitan(planned(captured(chain(3)), [(0,), (1,), (0,), (1,)]))
 
 
 @pytest.mark.usefixtures("net_file")

@@ -87,3 +87,12 @@ def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_s
     for replicas in zip(*torch_stages(step.placed).devices, strict=True):
         assert len({kept[device] for device in replicas}) == 1
     assert sum(kept) == 2 * int(PROBLEM.resident_bytes.sum())
+
+
+def test_no_plan_for_torchtitan_has_a_stage_of_the_loss_alone() -> None:
+    problem = PlacementProblem(captured(chain(3), 4), load_cluster("4xv100"))  # more devices than layers
+    made = plans_of(lambda count: problem, 32, [4], 0, runnable_by="torchtitan")
+    pipelines = [step for step in made.steps if step.kind in PIPELINES]
+    assert pipelines
+    for step in pipelines:
+        assert torchtitan(step.placed).layers.devices == torch_stages(step.placed).devices

@@ -92,6 +92,11 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
             f"data_parallel_replicate_degree to {len(layers.devices)}"
         )
     stages = torch_stages(layers.schedule)
+    if stages.devices != layers.devices:
+        raise ExportError(
+            f"{name}: the last of its {len(layers.stages)} stages computes the loss alone, which torchtitan computes "
+            "with the stage before it: place on fewer devices"
+        )
     back = goes_back(layers.devices)
     if not back and not in_turns(layers.devices):
         raise ExportError(
