@@ -31,7 +31,9 @@ def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
     return tool == "torchtitan" and goes_back(tuple(tuple(device for device, _ in groupby(row)) for row in rows))
 
 
-def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
+def as_run(
+    tool: Tool, result: PlacementResult, groups: Groups, stages: int = 1
+) -> tuple[PlacementResult, PlacementResult] | None:
     """Return a plan's placement in the best order that a tool can run, and the step as the tool runs it.
 
     Return None if the tool can't run the plan. For torch and torchtitan, the second result is of another graph, which
@@ -41,11 +43,14 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
         tool: the tool that is to run the plan.
         result: the placement of the plan.
         groups: the groups of the plan's problem.
+        stages: of torchtitan and Megatron-LM: how many stages must be left in whole layers.
     """
     try:
         if tool == "torch":
             return in_whole_chunks(result)
         made = whole_layers(result.schedule(), tool)
+        if len(made.stages) < stages:
+            return None
         evaluator, placement = Evaluator(result.problem, groups), made.schedule.placement
         if tool == "megatron":
             megatron(made)

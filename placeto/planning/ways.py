@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -245,9 +246,10 @@ def _as_run(
     """Return a pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't run it.
 
     Torch computes the loss with the stage before it. So a stage of the loss alone would have nothing to compute: then
-    None is returned, too.
+    None is returned, too. So it is if a plan has fewer stages in whole layers than its shape says.
     """
-    made = as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result))
+    stages = len([*groupby(plan.devices)])  # neighbouring ones on the same devices are one
+    made = as_run(runnable_by or "torch", result, groups, stages) or (None if runnable_by else (result, result))
     return made if made and _works(problem, plan, made[0].placement) else None
 
 

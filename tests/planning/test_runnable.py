@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+from torch import nn
 
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torch_stages import torch_stages
@@ -17,7 +18,7 @@ from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from tests.formats.test_whole_layers import TRAINING
-from tests.formats.torch_toys import captured, chain
+from tests.formats.torch_toys import WIDTH, captured, chain
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 PROBLEM = PlacementProblem(captured(chain(8), 4), load_cluster("4xv100"))
@@ -96,3 +97,15 @@ def test_no_plan_for_torchtitan_has_a_stage_of_the_loss_alone() -> None:
     assert pipelines
     for step in pipelines:
         assert torchtitan(step.placed).layers.devices == torch_stages(step.placed).devices
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron"])
+def test_whole_layers_have_as_many_stages_as_the_shape_says(tool: Tool) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)))
+    problem = PlacementProblem(captured(model, 4), load_cluster("2xv100"))  # 6 stages would divide its 3 layers
+    made = plans_of(lambda count: problem, 32, [4], 0, runnable_by=tool)
+    pipelines = [step for step in made.steps if step.kind in PIPELINES]
+    assert pipelines
+    for step in pipelines:
+        stages = len(whole_layers(step.placed, tool).stages)
+        assert step.shape.startswith(f"{stages} stages")
