@@ -20,7 +20,14 @@ from placeto.cli.common import (
     say,
 )
 from placeto.cli.graphs import is_factory
-from placeto.cli.report import PlacedArguments, check_page, note_other_time, simulate_file, write_report
+from placeto.cli.report import (
+    PlacedArguments,
+    check_page,
+    note_of_memory,
+    note_other_time,
+    simulate_file,
+    write_report,
+)
 from placeto.problem.files import write_text
 from placeto.problem.units import format_us
 
@@ -186,10 +193,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
             f"{made.order.moved:.1%} of the time is moved to another device: torch runs a backward pass "
             "where its forward pass is"
         )
-    if missing := missing_memory(made.step):
-        note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
-    if "recomputation" in schedule.problem.graph.passes:
-        note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
+    note_of_memory(made.step, schedule.problem.graph)
     if kept:
         note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
     if factory is None:

@@ -23,7 +23,7 @@ from placeto.cli.common import (
 from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Training, TrainingOptions, check_step
 from placeto.cli.model_config import MODEL_HELP, find_model
-from placeto.cli.report import check_page
+from placeto.cli.report import check_page, recomputes
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
 
@@ -123,6 +123,11 @@ def run(arguments: Arguments) -> None:
         say(f"not tried in {numbers} micro-batches: {first}")
     if plans.torch_refusal:
         say(f"no pipeline can be exported for torch: {plans.torch_refusal}")
+    if any(step.run_by == "torch-pipeline" and recomputes(step.placed.problem.graph) for step in plans.steps):
+        say(
+            "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "
+            "than the table says"
+        )
     say(plans.advice())
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:

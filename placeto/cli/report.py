@@ -25,6 +25,7 @@ from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile
+    from placeto.problem.graph import ComputationGraph
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import Schedule
 
@@ -120,6 +121,24 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
         note(f"{path} says {format_us(told)}, op by op; {here}")
     elif plan.run_by != "torch-pipeline":
         note(f"{path} says {format_us(told)}, for {plan.kind} as {plan.run_by} runs it; {here}")
+
+
+def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
+    """Say where the step of a pipeline, as torch runs it, needs more memory than there is, or than is simulated.
+
+    Args:
+        step: the schedule of the step as torch runs it.
+        graph: the captured step.
+    """
+    if missing := missing_memory(step):
+        note(f"as torch runs it, it doesn't fit in the memory of {step.problem.cluster.name}: {missing} too much")
+    if recomputes(graph):
+        note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
+
+
+def recomputes(graph: ComputationGraph) -> bool:
+    """Whether a step computes activations again for its backward pass."""
+    return "recomputation" in graph.passes
 
 
 def check_page(option: str, path: Path | None) -> None:

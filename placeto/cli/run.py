@@ -73,7 +73,7 @@ def run(arguments: Arguments) -> None:
 def _run_plan(arguments: Arguments, plan: Path) -> None:
     """Export a plan as a program, run it by torchrun, and print how long its steps take."""
     from placeto.cli.factory import settings_of
-    from placeto.cli.report import PlacedArguments, note_other_time, simulate_file
+    from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
     from placeto.formats.plan import load_plan
@@ -102,6 +102,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
         raise UsageError(f"--devices {arguments.devices}: the plan runs on {used}, not on {len(devices)}")
     note_other_time(plan, schedule, made.step.makespan_us)
+    note_of_memory(made.step, schedule.problem.graph)
     if options.precision != "fp32":
         note(f"the model is trained as the factory makes it, not in {options.precision}")
     with TemporaryDirectory() as folder:

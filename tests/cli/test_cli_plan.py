@@ -20,6 +20,25 @@ def net(batch=64):
     return module, (torch.empty(batch, 512),), lambda y: y.square().mean()
 """
 
+CHECKPOINTED = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)
+
+
+def net():
+    return nn.Sequential(*(Block() for _ in range(4))), (torch.empty(8, 64),), lambda y: y.square().mean()
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -133,6 +152,14 @@ def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest
     out, err = capsys.readouterr()
     assert "pipeline" not in out
     assert re.search("no pipeline of net was found that torch runs: .* is read in stage 0 by 0 and in stage", err)
+
+
+def test_torch_leaves_out_activation_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "checkpointed.py").write_text(CHECKPOINTED)
+    words = ("--cluster", "2xv100", "--micro-batches", "2", "--runnable-by", "torch")
+    for model, told in (("checkpointed.py:net", True), ("net.py:net", False)):
+        assert run("plan", model, *words) == 0
+        assert ("torch-pipeline traces the model without its activation checkpoints" in capsys.readouterr().out) == told
 
 
 def test_what_is_no_placement_leaves_the_file_to_the_next_best(

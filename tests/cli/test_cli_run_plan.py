@@ -2,14 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import PlanFile, save_plan
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.runtime import torchrun
+from tests.cli.test_cli_plan import CHECKPOINTED
 from tests.command_line import fails, run
 
 STEP = ("net.py:net", "--micro-batches", "2")
@@ -77,6 +79,26 @@ def test_why_a_step_takes_another_time_than_the_file_says(
     save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
     message = "plan.json: its way is a free placement, which torch can't run: give the file as --placement plan.json"
     assert message in fails(capsys, *RUN)
+
+
+def test_what_a_step_needs_beyond_the_plan_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torchrun, "torchrun", lambda *given, **more: [1e3] * 22)
+    Path("checkpointed.py").write_text(CHECKPOINTED)
+    words = ("checkpointed.py:net", "--micro-batches", "2")
+    assert run("place", *words, "--cluster", "2xcpu-core", "--placer", "torch-pipeline", "-o", "plan.json") == 0
+    devices = load_cluster("2xcpu-core")
+    small = replace(devices, devices=tuple(replace(device, memory=1_000_000) for device in devices.devices))
+    save_cluster(small, "small.json")
+    capsys.readouterr()
+    made = json.loads(Path("plan.json").read_text())
+    used = len(set(made["placement"].values()))
+    names = ",".join(f"cpu:{core}" for core in range(used))
+    assert run("run", *words, "--plan", "plan.json", "--devices", names, "--cluster", "small.json") == 0
+    told = capsys.readouterr().err
+    assert "as torch runs it, it doesn't fit in the memory of" in told
+    assert "torch traces the model without its activation checkpoints" in told
 
 
 def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
