@@ -93,7 +93,7 @@ def test_the_inputs_device_is_the_first_of_the_map() -> None:
     assert set(found.modules.values()) == {1}
     found = placed(divided.Buffers(), X, {"last": 1})
     assert (found.main, found.modules["last"]) == (0, 0), "it meets a buffer of the model itself"
-    assert "last lie on the main device" in found.notes[-1]
+    assert "last lies on the main device" in found.notes[-1]
 
 
 def test_devices_are_named_as_accelerate_names_them() -> None:

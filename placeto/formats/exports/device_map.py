@@ -141,7 +141,8 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
             notes.append(join.why)
     moved = [units.names[unit] for unit in np.flatnonzero(with_root[:root] & (kept[:root] != main)).tolist()]
     if moved:
-        notes.append(f"{', '.join(moved)} lie on the main device, {main}, where accelerate brings the model's inputs")
+        lie = "lies" if len(moved) == 1 else "lie"
+        notes.append(f"{', '.join(moved)} {lie} on the main device, {main}, where accelerate brings the model's inputs")
     return device, main, tuple(dict.fromkeys(notes))
 
 
