@@ -140,7 +140,13 @@ def test_train_command_under_torchrun_speaks_once(tmp_path):
     where = ["--cluster", str(tmp_path / "cluster.json"), "--out", str(tmp_path / "run")]
     done = torchrun("placeto", "train", *graphs, *where, *learning, "--policy.hidden", "8", "--iterations", "2")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["validation", "best", "best", "checkpoint", "curves"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "validation",
+        "best",
+        "best",
+        "checkpoint",
+        "curves",
+    ]
     assert done.stderr.count("no validation graphs") == 1
     assert done.stderr.count("training: 100 %") == 1
     assert load_checkpoint(tmp_path / "run")["iteration"] == 2
