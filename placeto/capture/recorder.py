@@ -34,6 +34,8 @@ aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
+_BATCH_NORMS = {aten.native_batch_norm.default, aten.native_batch_norm_backward.default}
+_STATISTICS, _TRAINING = slice(3, 5), 5  # places among the arguments of a batch norm
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}  # ops that return a layout
 
 
@@ -58,9 +60,9 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
 
 
 def mutates(traced: GraphModule) -> bool:
-    """Whether an op of a recorded graph changes a tensor, apart from the copies at the end that write inputs back."""
+    """Whether an op of a recorded graph changes a tensor that other ops read, but by copies that write inputs back."""
     ops = (node for node in traced.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-    return any(_is_mutable(node.target) and _WRITES_BACK not in node.meta for node in ops)
+    return any((_is_mutable(node.target) or _told(node)) and _WRITES_BACK not in node.meta for node in ops)
 
 
 def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
@@ -244,7 +246,21 @@ class _Replay(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         self.labels.replay(node)
+        if _told(node):
+            return aten._native_batch_norm_legit.default(*self.fetch_args_kwargs_from_env(node)[0])
         return super().run_node(node)
+
+
+def _told(node: Node) -> bool:
+    """Whether a batch norm, whose schema doesn't say that it changes its statistics, changes what other ops read.
+
+    Statistics that are an input and that only batch norms use are left to the runtime. All others, such as those that
+    an instance norm repeats for each sample, follow from the op that says what it changes.
+    """
+    if node.target is not aten.native_batch_norm.default or node.args[_TRAINING] is not True:
+        return False
+    used = [one for one in node.args[_STATISTICS] if isinstance(one, Node)]
+    return any(one.op != "placeholder" or any(user.target not in _BATCH_NORMS for user in one.users) for one in used)
 
 
 @cache

@@ -76,6 +76,23 @@ def test_moving_averages_in_place_are_as_in_eager() -> None:
     assert_as_eager(module, [torch.randn(3, 4)], steps=3)
 
 
+def test_statistics_of_a_batch_norm_that_other_ops_read_are_as_in_eager() -> None:
+    """On several devices, these ops read what the norm has written, although its schema doesn't say that it writes."""
+
+    def read(self: Any, x: Tensor) -> Tensor:
+        before = self.norm.running_mean.sum()
+        return self.norm(self.layer(x)) + self.norm.running_mean.sin() * self.norm.running_var + before
+
+    def rows(self: Any, x: Tensor) -> Tensor:
+        y = functional.batch_norm(self.layer(x), self.rows[0], self.rows[1], training=True)
+        return y * self.rows.sum(0)
+
+    for module in (Layer(read, norm=nn.BatchNorm1d(4)), Layer(rows, rows=torch.ones(2, 4))):
+        assert_as_eager(module, [torch.randn(6, 4)], steps=3)
+    instance = nn.Sequential(nn.Conv1d(4, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True))
+    assert_as_eager(instance, [torch.randn(2, 4, 8)], steps=3)
+
+
 def test_the_value_that_a_buffer_had_is_returned() -> None:
     def shifted(self: Any, x: Tensor) -> Any:
         before, self.state = self.state, self.layer(x) + self.state
