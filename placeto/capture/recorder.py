@@ -7,8 +7,8 @@ of the time: tensors may be fake or real, shapes are numbers, and nodes keep onl
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from placeto.capture.draws import RAN, carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
-from placeto.capture.meanwhile import meanwhile
 from placeto.capture.packing import packing_seen
 
 aten = torch.ops.aten
@@ -54,7 +53,7 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     recorder = _Recorder(labels)
     for leaf in leaves:
         recorder.add_input(leaf)
-    with _without_autocast_cache(), packing_seen(recorder.nodes), recorder:
+    with _own_autocast_cache(), packing_seen(recorder.nodes), recorder:
         outputs = function(*leaves)
     return recorder.finish(outputs)
 
@@ -317,6 +316,14 @@ def _layouts(value: Any) -> Any:
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _without_autocast_cache() -> AbstractContextManager[None]:
-    """A context without autocast's cache: a cached copy of a parameter would be the output of no recorded op."""
-    return meanwhile(torch.set_autocast_cache_enabled, False, torch.is_autocast_cache_enabled())
+@contextmanager
+def _own_autocast_cache() -> Iterator[None]:
+    """A context in which autocast casts each parameter once, as in eager PyTorch, by an op that is recorded.
+
+    Copies that it has of before would be the output of no recorded op.
+    """
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
