@@ -336,9 +336,9 @@ class _Plan:
             receives, sends = {}, defaultdict(list)
             for (node, sender, taker), queue in self.queues.items():
                 if taker == number:
-                    receives[node] = receiver(queue, self.devices[sender], device, apart)
+                    receives[node] = receiver(queue, self.devices[sender], device)
                 if sender == number:
-                    sends[node].append(sender_to(queue, device))
+                    sends[node].append(sender_to(queue, device, self.devices[taker], apart))
             constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
             outputs = [node for node, owner in self.owner.items() if owner == number]
             made.append(
