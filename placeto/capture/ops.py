@@ -312,8 +312,11 @@ def _tensor(builder: _Builder, node: Node) -> Any:
 
 
 def _casts_parameter(builder: _Builder, node: Node) -> bool:
-    """Whether a node casts a parameter, or a part of one, to another dtype: autocast keeps one copy for all users."""
-    if getattr(node.target, "overloadpacket", None) is not aten._to_copy:
+    """Whether a node casts a parameter, or a part of one, to another dtype: one copy serves all its users.
+
+    But autocast keeps no copy until the backward pass: what a checkpoint computes again has a copy of its own.
+    """
+    if getattr(node.target, "overloadpacket", None) is not aten._to_copy or node.meta["label"].recomputed:
         return False
     value = builder.values.get(node.all_input_nodes[0])
     return isinstance(value, _Parameter) or (isinstance(value, _Tensor) and builder.is_resident(value))

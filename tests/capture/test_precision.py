@@ -94,6 +94,17 @@ def test_a_weight_is_cast_once_for_all_its_users() -> None:
     assert len(casts) == 2, "of the weight and of the input"
 
 
+def test_a_checkpoint_casts_its_weights_again() -> None:
+    """Autocast's copies are gone after the forward pass, so that they take no memory until the backward pass."""
+    inner = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh())
+    module = Made(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=inner)
+    graph = capture_training(module, [torch.randn(2, 4)], lambda y: y.float().sum(), precision="bf16")
+    weight = graph.index["inner.0.weight"]
+    users = graph.edge_dst[graph.edge_src == weight].tolist()
+    assert [graph.op_types[op] for op in users] == ["aten._to_copy"] * 2
+    assert [graph.passes[op] for op in users] == ["forward", "recomputation"]
+
+
 def test_convolutions_of_groups_say_so() -> None:
     layers = [nn.Conv2d(8, 8, 3, groups=groups, bias=False) for groups in (1, 2, 8)]
     graph = capture_training(nn.Sequential(*layers), [torch.randn(1, 8, 8, 8)], lambda y: y.sum())
