@@ -191,7 +191,7 @@ def capture_step(
                 labels.draws.following(labels.here),
                 _uncompiled(),
                 _unvalidated(),
-                _keeping_tensors(module),
+                _keeping_tensors(whole),
             ):
                 stack.enter_context(context)
             stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
@@ -205,7 +205,7 @@ def capture_step(
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
 
         before = [_shape(leaf) for leaf in leaves]
-        with torch.enable_grad(), labels.following(module):
+        with torch.enable_grad(), labels.following(module), _keeping_tensors(whole, names=False):
             made = record(flat, leaves, labels)
         for leaf, shape in zip(leaves, before, strict=True):
             if _shape(leaf) != shape:
@@ -383,10 +383,14 @@ def _unvalidated() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _keeping_tensors(module: nn.Module) -> Iterator[None]:
+def _keeping_tensors(module: nn.Module, names: bool = True) -> Iterator[None]:
     """A context that gives the module its own parameters and buffers back when it is closed.
 
     `functional_call` loses the tensors of a submodule that has two names.
+
+    Args:
+        module: the module.
+        names: whether it also gets the names of parameters and buffers back that were added or deleted.
     """
     holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
     before = [dict(holder) for holder in holders]
@@ -394,5 +398,7 @@ def _keeping_tensors(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for holder, tensors in zip(holders, before, strict=True):
-            holder.clear()
-            holder.update(tensors)
+            kept = {key: tensor for key, tensor in tensors.items() if names or key in holder}
+            if names:
+                holder.clear()
+            holder.update(kept)

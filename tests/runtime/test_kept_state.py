@@ -93,6 +93,18 @@ def test_statistics_of_a_batch_norm_that_other_ops_read_are_as_in_eager() -> Non
     assert_as_eager(instance, [torch.randn(2, 4, 8)], steps=3)
 
 
+def test_a_module_of_two_names_whose_weight_is_tied_is_as_in_eager() -> None:
+    """The capture swaps its tensors under both names, and must not lose those that it had."""
+
+    def tied(self: Any, x: Tensor) -> Tensor:
+        return self.head(self.same(self.layer(x)))
+
+    module = Layer(tied, head=nn.Linear(4, 4))
+    module.same, module.head.weight = module.layer, module.layer.weight
+    assert_as_eager(module, [torch.randn(6, 4)], steps=3)
+    assert module.head.weight is module.same.weight is module.layer.weight
+
+
 def test_the_value_that_a_buffer_had_is_returned() -> None:
     def shifted(self: Any, x: Tensor) -> Any:
         before, self.state = self.state, self.layer(x) + self.state
