@@ -7,7 +7,7 @@ of the time: tensors may be fake or real, shapes are numbers, and nodes keep onl
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
@@ -35,6 +35,10 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
 _BATCH_NORMS = {aten.native_batch_norm.default, aten.native_batch_norm_backward.default}
 _STATISTICS, _TRAINING = slice(3, 5), 5  # places among the arguments of a batch norm
+_KEPT = (
+    "a tensor is changed in place that is no parameter, no buffer and no argument, and a placed step would not change "
+    "it: register it as a buffer (self.register_buffer), or pass it in and out"
+)
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}  # ops that return a layout
 
 
@@ -143,6 +147,8 @@ class _Recorder(TorchDispatchMode):
         if decomposed is not NotImplemented:
             return decomposed
         sources = tuple(map(self._argument, args)), self._argument(kwargs)
+        if any(map(_is_constant, _written(func, *sources))):
+            raise RuntimeError(_KEPT)
         if len(self.stand_ins):
             args, kwargs = tree_map(self._on_cpu, (args, kwargs))
         result = _SHAPES.get(func, func)(*args, **kwargs)
@@ -271,6 +277,24 @@ def _is_composite(func: Any) -> bool:
 @cache
 def _is_mutable(func: Any) -> bool:
     return bool(func._schema.is_mutable)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Node]:
+    """The arguments that an op changes, the statistics of a batch norm among them."""
+    if func is aten.native_batch_norm.default and args[_TRAINING] is True:
+        yield from (one for one in args[_STATISTICS] if isinstance(one, Node))
+    if _is_mutable(func):
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Node))
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether a node is a tensor that was there before the step, or a view of one, and no input of it."""
+    while node.target is operator.getitem or getattr(node.target, "is_view", False):
+        node = cast(Node, node.args[0])
+    return node.op == "get_attr"
 
 
 @cache

@@ -1,6 +1,5 @@
 """Placed steps against eager execution, to the bit."""
 
-import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -105,36 +104,6 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
         for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
             assert torch.equal(ours, theirs), name
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_weight_that_autocast_casts_has_one_copy(count: int, devices: list[LocalDevice]) -> None:
-    """As in eager PyTorch, several ops read this copy, and its gradient is added up in 16 bits."""
-
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(32, 32)
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(4):
-                x = self.layer(x).tanh()
-            return x.float()
-
-    module, x = Loop(), torch.randn(4, 32)
-    twin = copy.deepcopy(module)
-    capture = trace_training(module, [x], lambda y: y.square().mean(), precision="bf16", micro_batches=count)
-    weight = next(iter(capture.traced.graph.nodes))
-    assert len(weight.users) == count
-    placed(module, capture, [x], [], devices, 0)(x)
-    for part in x.chunk(count):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = twin(part).square().mean() / count
-        value.backward()
-    for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        assert torch.equal(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("case", ["conv", "attention"])

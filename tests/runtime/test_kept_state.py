@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from placeto.capture.errors import CaptureError
+from placeto.capture.trace import capture_training
 from placeto.runtime.placed import RunError
 from tests.runtime.true import assert_as_eager, square, step_of
 
@@ -204,6 +205,22 @@ def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) ->
     with pytest.raises(CaptureError, match=f"^Layer: {message}"):
         step_of(module, [torch.ones(3, 4)], loss=square)
     assert vars(module) == before
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_changes_in_place_of_tensors_that_are_no_buffers_are_refused(run: bool) -> None:
+    def halved(self: Any, x: Tensor) -> Tensor:
+        self.plain[:2].mul_(0.5)
+        return self.layer(x) * self.plain
+
+    def normed(self: Any, x: Tensor) -> Tensor:
+        return functional.batch_norm(self.layer(x), self.plain, self.plain, training=True)
+
+    for forward in (halved, normed):
+        module = Layer(forward, plain=torch.ones(4))
+        with pytest.raises(CaptureError, match=r"test_kept_state.py:\d+: .* no parameter, no buffer and no argument"):
+            capture_training(module, [torch.randn(3, 4)], square, run=run)
+        assert torch.equal(module.plain, torch.ones(4))
 
 
 def test_attributes_that_no_step_reads_are_left_alone() -> None:
