@@ -14,6 +14,10 @@ from placeto.capture.errors import NO_LAYOUT, CaptureError
 from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
 
+# wrappers whose hooks on autograd's nodes, which a captured step leaves out, average gradients between processes
+_AVERAGING = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
 def check_module(module: object, name: str, training: bool = False) -> None:
     """Refuse what isn't a module that can be captured.
 
@@ -23,8 +27,8 @@ def check_module(module: object, name: str, training: bool = False) -> None:
         training: whether the step has gradients: then a trainable module with sparse gradients is refused too.
 
     Raises:
-        CaptureError: it isn't a module, it is scripted, compiled or quantised, or one of its parameters or buffers is
-            sparse, nested or of unknown shape.
+        CaptureError: it isn't a module, it is scripted, compiled, quantised or data-parallel over processes, or one of
+            its parameters or buffers is sparse, nested or of unknown shape.
     """
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{name}: only a torch.nn.Module can be captured, not {describe(module)}")
@@ -34,6 +38,11 @@ def check_module(module: object, name: str, training: bool = False) -> None:
             raise CaptureError(f"{where} is scripted: give the module that went into torch.jit.script or trace")
         if type(part).__name__ == "OptimizedModule":
             raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
+        if training and type(part).__name__ in _AVERAGING:
+            raise CaptureError(
+                f"{where} averages gradients between processes, which a placed step doesn't do: give the module that "
+                "went into it"
+            )
         if any(isinstance(value, torch.ScriptObject) for value in vars(part).values()):
             raise CaptureError(
                 f"{where} is quantised, which can't be captured: give the module as it was before it was quantised"

@@ -35,6 +35,17 @@ def test_quantised_modules_are_refused(layer: nn.Module) -> None:
         capture_inference(module, [torch.ones(3, 2, 4)])
 
 
+def test_wrappers_that_average_gradients_between_processes_are_refused() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module, x = nn.parallel.DistributedDataParallel(nn.Linear(4, 4)), torch.ones(3, 4)
+    finally:
+        torch.distributed.destroy_process_group()
+    with pytest.raises(CaptureError, match=r"^DistributedDataParallel: the module averages gradients .*: give the"):
+        capture_training(module, [x], lambda y: y.sum())
+    assert capture_training(module.module, [x], lambda y: y.sum()).num_ops
+
+
 def test_a_function_that_torch_compiled_is_captured_as_it_was() -> None:
     def wave(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1.0
