@@ -13,7 +13,6 @@ from placeto.capture.arguments import plain
 from placeto.capture.errors import NO_LAYOUT, CaptureError
 from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
-
 # wrappers whose hooks on autograd's nodes, which a captured step leaves out, average gradients between processes
 _AVERAGING = ("DistributedDataParallel", "FullyShardedDataParallel")
 
