@@ -158,8 +158,8 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
     names = schedule.problem.cluster.device_names
     write_text(json.dumps(made.described(names), indent=1) + "\n", arguments.output)
     say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
-    for number, (modules, us) in enumerate(zip(made.modules, made.stage_us, strict=True)):
-        say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
+    for device, modules, us in zip(made.devices, made.modules, made.stage_us, strict=True):
+        say(f"{names[device]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
     say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
     _notes([str(warning.message) for warning in caught])
 

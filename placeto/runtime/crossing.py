@@ -91,7 +91,7 @@ def copied(part: Tensor, device: torch.device) -> Tensor:
     """
     last = sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
     how: dict[str, Any] = {"non_blocking": device.type != "cpu", "copy": True}
-    if last + 1 >= part.numel():
+    if part.numel() == 0 or last + 1 >= part.numel():
         return part.to(device, **how)
     memory = part.as_strided((last + 1,), (1,), part.storage_offset()).to(device, **how)
     return memory.as_strided(part.shape, part.stride())

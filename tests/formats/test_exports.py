@@ -140,6 +140,18 @@ def test_stages_of_a_model() -> None:
         pipeline_stages(schedule, 3)
 
 
+def test_stages_are_on_the_devices_of_the_placement() -> None:
+    first = {"embedding": 2, "blocks.0": 2, "blocks.1": 2}
+    schedule = made({**first, "blocks.2": 1, "blocks.3": 1, "head": 1}, cluster="2xrtx3090+1xrtx4090")
+    found = pipeline_stages(schedule, 2)
+    assert found.devices == (2, 1)
+    assert found.modules[0][0] == "embedding"
+    assert found.agreement > 0.7
+    alone = pipeline_stages(made({**first, "blocks.2": 2, "blocks.3": 2, "head": 2}, cluster="2xrtx3090+1xrtx4090"), 1)
+    assert alone.devices == (2,)
+    assert alone.described(schedule.problem.cluster.device_names)["stages"][0]["device"] == "gpu:2"
+
+
 def test_the_picture_has_boxes_that_can_be_counted(tmp_path: Path) -> None:
     schedule = made({"blocks.2": 1, "blocks.3": 1})
     text = modules_dot(schedule)

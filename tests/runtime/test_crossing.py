@@ -57,6 +57,7 @@ def test_a_core_is_done_with_what_it_has_sent_before_the_other_needs_it(apart: b
         (torch.randn(4, 6).T, 24),
         (torch.randn(4, 6)[:, ::2], 12),
         (torch.randn(0, 3).expand(2, 0, 3), 0),
+        (torch.randn(0)[::4], 0),
     ],
 )
 def test_numbers_that_a_tensor_repeats_are_copied_once(repeated: Tensor, count: int) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from placeto.formats.exports.splits import find_splits, first_forward
 from placeto.formats.exports.units import ExportError, holders, numbered, paths_of, unit_of
@@ -33,8 +32,9 @@ class Stages:
     """The modules and the time of each stage."""
 
     modules: tuple[tuple[str, ...], ...]  # (S,) module paths of each stage
+    devices: tuple[int, ...]  # (S,) the device of each stage
     stage_us: np.ndarray  # (S,) float64, for how long each stage computes in a step
-    agreement: float  # share of the ops' time in which placement and stages agree, with devices matched to stages
+    agreement: float  # share of the ops' time that the placement spends on the device of their stage
 
     @property
     def split_points(self) -> tuple[str, ...]:
@@ -44,8 +44,8 @@ class Stages:
     def described(self, device_names: tuple[str, ...]) -> dict[str, object]:
         """Return a table for JSON, with the split points and each stage's device, time in us and modules."""
         stages = [
-            {"device": device_names[number], "us": float(us), "modules": list(modules)}
-            for number, (modules, us) in enumerate(zip(self.modules, self.stage_us, strict=True))
+            {"device": device_names[device], "us": float(us), "modules": list(modules)}
+            for device, modules, us in zip(self.devices, self.modules, self.stage_us, strict=True)
         ]
         return {"split_points": list(self.split_points), "stages": stages}
 
@@ -54,7 +54,8 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     """Divide a model into stages that take equal time, as far as possible.
 
     Args:
-        schedule: the schedule of a placement, which the stages are compared with; stage s runs on device s.
+        schedule: the schedule of a placement, which the stages are compared with. Stages run on its devices, in the
+            order in which the model uses them, and on devices that it doesn't use last.
         count: S, the number of stages; if not given, as many as there are devices, or fewer, with an `ExportWarning`,
             if torch can't run so many or modules have to stay together.
         whole: paths of modules that must not be divided, in addition to the blocks.
@@ -72,8 +73,14 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
         told = f"{len(names)} modules on {devices} devices make no {wanted} stages"
         raise ExportError(f"{graph.name}: {told}: ask for 1 to {limit} of them")
     own = unit >= 0
+    time = schedule.finish_us - schedule.start_us
+    placed = np.zeros((devices, len(names)))
+    np.add.at(placed, (schedule.placement[own], unit[own]), time[own])
+    used = placed.sum(axis=1)
+    middle = placed @ np.arange(len(names)) / np.where(used > 0.0, used, 1.0)  # of the units on each device
+    order = np.argsort(np.where(used > 0.0, middle, np.inf), kind="stable")
     work = np.zeros((len(names), devices))
-    np.add.at(work, unit[own], problem.op_time[own])
+    np.add.at(work, unit[own], problem.op_time[own][:, order])
     splits = find_splits(graph, names, unit)
     ends = None
     for number in range(wanted, 0, -1):
@@ -89,16 +96,14 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
         if count is not None or (number == 1 and splits.refused):
             raise ExportError(why)
         warnings.warn(why, ExportWarning, stacklevel=2)
-    stage = np.repeat(np.arange(number), np.diff([0, *ends]))
-    time = schedule.finish_us - schedule.start_us
-    shared = np.zeros((number, devices))
-    np.add.at(shared, (stage[unit[own]], schedule.placement[own]), time[own])
-    matched = shared[linear_sum_assignment(shared, maximize=True)].sum()
     first = [0, *ends[:-1]]
+    runs = list(zip(first, ends, strict=True))
+    agreed = sum(placed[order[stage], a:b].sum() for stage, (a, b) in enumerate(runs))
     return Stages(
-        tuple(tuple(names[a:b]) for a, b in zip(first, ends, strict=True)),
-        np.array([work[a:b, s].sum() for s, (a, b) in enumerate(zip(first, ends, strict=True))]),
-        float(matched / (shared.sum() or 1.0)),
+        tuple(tuple(names[a:b]) for a, b in runs),
+        tuple(order[:number].tolist()),
+        np.array([work[a:b, stage].sum() for stage, (a, b) in enumerate(runs)]),
+        float(agreed / (used.sum() or 1.0)),
     )
 
 
