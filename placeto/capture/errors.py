@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 _LONGEST = 300  # characters of another program's message
-_RUN = "have the step computed once, by --run or run=True"
+RUN = "have the step computed once, by `placeto capture --run` or capture_training(run=True), and place that graph"
 _NO_VALUES = (
     "a tensor's value is read (.item(), float(), if, print with a format, .tolist(), .numpy()), but there are "
-    f"only shapes here: leave it out, use torch.where, or {_RUN}"
+    f"only shapes here: leave it out, use torch.where, or {RUN}"
 )
 _NO_SHAPE = (
     "the shape of a result depends on values (a mask as an index, nonzero, unique), but there are only shapes here: "
-    f"use torch.where, or a fixed size, or {_RUN}"
+    f"use torch.where, or a fixed size, or {RUN}"
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"

@@ -23,7 +23,7 @@ from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.draws import draws, to_be_run
 from placeto.capture.dtypes import onednn
-from placeto.capture.errors import CaptureError, explain, without_logs
+from placeto.capture.errors import RUN, CaptureError, explain, without_logs
 from placeto.capture.flops import uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.meanwhile import meanwhile
@@ -273,8 +273,7 @@ def capture_step(
                     if Signature.of(recorded(*tree_flatten(values())), held, before).whole != signature.whole:
                         raise CaptureError(
                             f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
-                            "be another: draw them with torch.rand and choose by torch.where, or have the step "
-                            "computed once, by --run or run=True"
+                            f"be another: draw them with torch.rand and choose by torch.where, or {RUN}"
                         )
                 if seeds.given and not run and any(map(draws, traced.graph.nodes)):
                     with Seeds() as others_given:
@@ -282,8 +281,7 @@ def capture_step(
                     if others_given.given == seeds.given:
                         raise CaptureError(
                             f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
-                            "step would not: leave torch.manual_seed out of forward, or have the step computed once, "
-                            "by --run or run=True"
+                            f"step would not: leave torch.manual_seed out of forward, or {RUN}"
                         )
                 if not run:
                     check_generators(traced, lambda: recorded(*tree_flatten(values())), name)

@@ -25,7 +25,7 @@ class Chosen(nn.Module):
 
 def test_sizes_are_those_of_the_example() -> None:
     module, x = Chosen(), torch.tensor([[1.0] * 4, [-1.0] * 4, [2.0] * 4])
-    with pytest.raises(CaptureError, match=r"test_run.py:\d+: DynamicOutputShape.*; .* by --run or run=True"):
+    with pytest.raises(CaptureError, match=r"test_run.py:\d+: DynamicOutputShape.*; .* by `placeto capture --run`"):
         capture_training(module, [x], lambda y: y.sum())
     before = torch.get_rng_state()
     graph = capture_training(module, [x], lambda y: y.sum(), run=True)

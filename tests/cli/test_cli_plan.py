@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from placeto.formats.placement import load_placement
 from placeto.planning import ways
+from placeto.problem.cluster import load_cluster, save_cluster
 from tests.command_line import run
 
 NET = """
@@ -35,8 +37,8 @@ class Block(nn.Module):
         return checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)
 
 
-def net():
-    return nn.Sequential(*(Block() for _ in range(4))), (torch.empty(8, 64),), lambda y: y.square().mean()
+def net(batch=8):
+    return nn.Sequential(*(Block() for _ in range(4))), (torch.empty(batch, 64),), lambda y: y.square().mean()
 """
 
 
@@ -184,3 +186,17 @@ def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "\npipeline" in out
     told = f"{out.partition(' on ')[0]}: the model computes its loss itself; let it return its output, and give a loss"
     assert f"\nno pipeline can be exported for torch: {told}\n" in out
+
+
+def test_a_file_whose_ops_do_not_fit_as_they_are_placed_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "net.py").write_text(CHECKPOINTED)
+    cluster = load_cluster("2xv100")
+    devices = tuple(replace(device, memory=30_000_000) for device in cluster.devices)
+    save_cluster(replace(cluster, name="tight", devices=devices), folder / "tight.json")
+    plan = "plan", "net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2", "--simulations", "0"
+    assert run(*plan, "-o", "plan.json") == 0
+    told = capsys.readouterr()
+    assert "Use data parallel (2 replicas)" in told.out
+    assert "note: it fits as torch DDP runs it; its ops, run as the file places them, don't: 16." in told.err
