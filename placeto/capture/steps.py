@@ -35,7 +35,7 @@ from placeto.capture.ops import computation_graph
 from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
-from placeto.capture.whole import Whole
+from placeto.capture.whole import Whole, keeping_tensors
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
@@ -191,7 +191,7 @@ def capture_step(
                 labels.draws.following(labels.here),
                 _uncompiled(),
                 _unvalidated(),
-                _keeping_tensors(whole),
+                keeping_tensors(whole),
             ):
                 stack.enter_context(context)
             stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
@@ -205,7 +205,7 @@ def capture_step(
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
 
         before = [_shape(leaf) for leaf in leaves]
-        with torch.enable_grad(), labels.following(module), _keeping_tensors(whole, names=False):
+        with torch.enable_grad(), labels.following(module), keeping_tensors(whole, names=False):
             made = record(flat, leaves, labels)
         for leaf, shape in zip(leaves, before, strict=True):
             if _shape(leaf) != shape:
@@ -378,25 +378,3 @@ def _unvalidated() -> AbstractContextManager[None]:
     """A context in which torch.distributions check their parameters' values only if `validate_args` is given."""
     kind = torch.distributions.Distribution
     return meanwhile(kind.set_default_validate_args, False, kind._validate_args)
-
-
-@contextmanager
-def _keeping_tensors(module: nn.Module, names: bool = True) -> Iterator[None]:
-    """A context that gives the module its own parameters and buffers back when it is closed.
-
-    `functional_call` loses the tensors of a submodule that has two names.
-
-    Args:
-        module: the module.
-        names: whether it also gets the names of parameters and buffers back that were added or deleted.
-    """
-    holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
-    before = [dict(holder) for holder in holders]
-    try:
-        yield
-    finally:
-        for holder, tensors in zip(holders, before, strict=True):
-            kept = {key: tensor for key, tensor in tensors.items() if names or key in holder}
-            if names:
-                holder.clear()
-            holder.update(kept)

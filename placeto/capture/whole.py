@@ -138,3 +138,25 @@ def _alike(new: Any, old: Tensor) -> bool:
 
 def _layout(tensor: Tensor) -> str:
     return f"a tensor {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+@contextmanager
+def keeping_tensors(module: nn.Module, names: bool = True) -> Iterator[None]:
+    """A context that gives the module its own parameters and buffers back when it is closed.
+
+    `functional_call` loses the tensors of a submodule that has two names.
+
+    Args:
+        module: the module.
+        names: whether it also gets the names of parameters and buffers back that were added or deleted.
+    """
+    holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
+    before = [dict(holder) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, tensors in zip(holders, before, strict=True):
+            kept = {key: tensor for key, tensor in tensors.items() if names or key in holder}
+            if names:
+                holder.clear()
+            holder.update(kept)

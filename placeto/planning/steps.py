@@ -186,7 +186,10 @@ class Plans:
             lacks = format_bytes(best.used - best.room)
             return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or a smaller batch."
         one = next((step for step in self.steps if step.kind == Kind.ONE), None)
-        gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
+        gain = ""
+        if one is not None and best is not one:
+            parts = f" in {one.micro_batches} micro-batches" if one.micro_batches > 1 else ""
+            gain = f", {one.step_us / best.step_us:.2f} times as fast as one device{parts}"
         if one is not None and not one.fits:
             gain = ", and one device lacks the memory for it"
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
