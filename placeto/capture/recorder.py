@@ -35,7 +35,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
 _BATCH_NORMS = {aten.native_batch_norm.default, aten.native_batch_norm_backward.default}
 _STATISTICS, _TRAINING = slice(3, 5), 5  # places among the arguments of a batch norm
-_KEPT = (
+_LOST = (
     "a tensor is changed in place that is no parameter, no buffer and no argument, and a placed step would not change "
     "it: register it as a buffer (self.register_buffer), or pass it in and out"
 )
@@ -65,7 +65,9 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
 def mutates(traced: GraphModule) -> bool:
     """Whether an op of a recorded graph changes a tensor that other ops read, but by copies that write inputs back."""
     ops = (node for node in traced.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-    return any((_is_mutable(node.target) or _told(node)) and _WRITES_BACK not in node.meta for node in ops)
+    return any(
+        (_is_mutable(node.target) or _changes_statistics(node)) and _WRITES_BACK not in node.meta for node in ops
+    )
 
 
 def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
@@ -148,7 +150,7 @@ class _Recorder(TorchDispatchMode):
             return decomposed
         sources = tuple(map(self._argument, args)), self._argument(kwargs)
         if any(map(_is_constant, _written(func, *sources))):
-            raise RuntimeError(_KEPT)
+            raise RuntimeError(_LOST)
         if len(self.stand_ins):
             args, kwargs = tree_map(self._on_cpu, (args, kwargs))
         result = _SHAPES.get(func, func)(*args, **kwargs)
@@ -251,12 +253,12 @@ class _Replay(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         self.labels.replay(node)
-        if _told(node):
+        if _changes_statistics(node):
             return aten._native_batch_norm_legit.default(*self.fetch_args_kwargs_from_env(node)[0])
         return super().run_node(node)
 
 
-def _told(node: Node) -> bool:
+def _changes_statistics(node: Node) -> bool:
     """Whether a batch norm, whose schema doesn't say that it changes its statistics, changes what other ops read.
 
     Statistics that are an input and that only batch norms use are left to the runtime. All others, such as those that
