@@ -62,7 +62,7 @@ def test_numbers_that_dont_divide_the_batch_are_left_out_and_all_results_are_tol
     assert run("place", step, *on, *options) == 0
     printed, told = capsys.readouterr()
     lines = {line.split()[0]: line for line in printed.splitlines()}
-    assert " not tried: net: a batch of 4100 can't be split into 8 micro-batches" in lines["8"]
+    assert f" not tried: {step}: a batch of 4100 can't be split into 8 micro-batches" in lines["8"]
     tried = {count: float(lines[count].split()[1]) for count in ("1", "2", "4")}
     best = min(tried, key=tried.__getitem__)
     assert lines["micro-batches"] == f"micro-batches {best}, the best of these after a third of the budget:"

@@ -173,7 +173,8 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     """Return the graph of a FACTORY's step, and the module.
 
     Raises:
-        UsageError: there is no such function, an option is invalid or not for a FACTORY, or the step can't be captured.
+        UsageError: there is no such function, or an option is invalid or not for a FACTORY.
+        CaptureError: the step can't be captured.
     """
     from placeto.capture.trace import CaptureError, capture_inference, capture_training
     from placeto.cli.factory import make
@@ -200,7 +201,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
         advice = ""
         if loss is None and "the loss must be a scalar" in str(problem):
             advice = ": return (module, inputs, loss), add --loss mean, or --inference"
-        raise UsageError(f"{factory}: {str(problem).removeprefix(f'{name}: ')}{advice}") from problem
+        raise CaptureError(f"{factory}: {str(problem).removeprefix(f'{name}: ')}{advice}") from problem
 
 
 def check_step(options: TraceOptions) -> None:

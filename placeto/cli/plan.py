@@ -17,7 +17,6 @@ from placeto.cli.common import (
     check_output,
     check_whole,
     find_cluster,
-    missing_memory,
     note,
     say,
 )
@@ -140,8 +139,6 @@ def run(arguments: Arguments) -> None:
             note(
                 f"{plans.best.kind} is no placement of ops: the file has that of the best way that is one, {saved.name}"
             )
-        if saved.fits and (missing := missing_memory(saved.placed)):
-            note(f"it fits as {saved.run_by} runs it; its ops, run as the file places them, don't: {missing} too much")
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:

@@ -35,7 +35,7 @@ _ENDS, _ARRIVES, _IDLE = range(3)
 """Kinds of events: an op ends, the last input of an op arrives, the overhead after an op ends."""
 
 
-def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator[np.ndarray]:
+def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool = True) -> Iterator[np.ndarray]:
     """Yield orders (N,) of all ops for a placement (N,).
 
     There are none if the graph has fewer than two micro-batches, or no op of their forward passes.
@@ -45,6 +45,9 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     first. If a device has several chunks of a micro-batch, there are also orders in which it takes the micro-batches in
     rounds of P: the first chunk of all of them, then the second chunk of all. The last order is that of
     `placeto.heuristics.alternating_orders`.
+
+    Gradients of weights that are deferred keep activations in memory until then. Without `defer`, each device runs the
+    backward pass in the order of the program, as PyTorch does, and there are only orders of the least bound.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -59,7 +62,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     depth, owner, deferred = _chunks(
         graph.topological_order, flat.out_ptr, flat.out_child, place, micro_batch, backward, time
     )
-    kind = np.where(backward, np.where(deferred, _DEFERRED, _BACKWARD), _FORWARD)
+    kind = np.where(backward, np.where(deferred & defer, _DEFERRED, _BACKWARD), _FORWARD)
     kind[micro_batch == NO_MICRO_BATCH] = _SHARED
     key = (place * count + micro_batch) * (int(owner.max()) + 1) + owner
     names, of_op = np.unique(key[owner >= 0], return_inverse=True)
@@ -71,14 +74,14 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     visited = np.bincount(visits // count, minlength=devices)
     each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
     most = int(np.bincount(visits % count).max())  # P
-    path = problem.under("priority").priority
+    path = problem.under("priority").priority if defer else np.arange(len(place))
     low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
     ops, relays = len(place), len(on) - len(place)
     begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if each.max() > 1:
         rules.append((np.where(forward, micro_batch // most, 0), np.where(forward, depth, 0)))
-    for bound in dict.fromkeys(min(bound, count) for bound in (most, most + 1, 2 * most)):
+    for bound in dict.fromkeys(min(bound, count) for bound in ((most, most + 1, 2 * most) if defer else (most,))):
         for rule in rules:
             rank = np.append(
                 relays + np.argsort(np.lexsort((path, micro_batch, *reversed(rule), kind))), np.arange(relays)
@@ -86,6 +89,8 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
             order = order[order < len(place)]
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
+    if not defer:
+        return
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
     at, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)

@@ -100,6 +100,10 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         if moved != best:
             choose_order(evaluator, decided)
             placements = [moved.placement(problem), *placements]
+    # data parallelism that fits under no static order is far behind, but may be the best in an order made for it
+    for placement in [placement for _, plan, placement in plans[_BEST:] if len(plan.devices) == 1][:1]:
+        evaluator.score_ops(placement)
+        placements += [] if evaluator.last_fits else [placement]
     for placement in placements if decided else ():
         try_bounded_orders(evaluator, placement)
 
@@ -200,10 +204,16 @@ def move_borders(
 
 
 def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
-    """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it."""
-    orders = bounded_orders(evaluator.problem, placement)
-    while not evaluator.exhausted and (order := next(orders, None)) is not None:
-        evaluator.score_ops(placement, order)
+    """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it.
+
+    If it fits in none of them, also those that defer no gradients of weights are tried.
+    """
+    fits = False
+    for defer in (True, False):
+        orders = bounded_orders(evaluator.problem, placement, defer)
+        while not (evaluator.exhausted or (fits and not defer)) and (order := next(orders, None)) is not None:
+            evaluator.score_ops(placement, order)
+            fits |= evaluator.last_fits
 
 
 def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:

@@ -133,7 +133,8 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
-    state.controls = _controls(learner, state, saved, run, prepared)
+    with _finite(config, state):
+        state.controls = _controls(learner, state, saved, run, prepared)
     state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if saved is not None:
         with matching(config.out):

@@ -169,7 +169,7 @@ def counting() -> tuple[nn.Module, list[torch.Tensor], object]:
 
 def test_sizes_that_depend_on_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("capture", "tests.cli.test_cli_capture:counting", "-o", tmp_path / "g.json")
-    assert "or have the step computed once, by --run" in fails(capsys, *command)
+    assert "or have the step computed once, by `placeto capture --run`" in fails(capsys, *command)
     assert "not of --inference" in fails(capsys, *command, "--inference", "--optimizer-step")
     assert run(*command, "--run", "--optimizer-step", "--optimizer", "sgd") == 0
     graph = load_graph(tmp_path / "g.json")

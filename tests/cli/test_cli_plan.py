@@ -188,15 +188,13 @@ def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str])
     assert f"\nno pipeline can be exported for torch: {told}\n" in out
 
 
-def test_a_file_whose_ops_do_not_fit_as_they_are_placed_is_told(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ops_of_replicas_fit_where_the_replicas_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "net.py").write_text(CHECKPOINTED)
     cluster = load_cluster("2xv100")
-    devices = tuple(replace(device, memory=30_000_000) for device in cluster.devices)
+    devices = tuple(replace(device, memory=18_000_000) for device in cluster.devices)
     save_cluster(replace(cluster, name="tight", devices=devices), folder / "tight.json")
-    plan = "plan", "net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2", "--simulations", "0"
-    assert run(*plan, "-o", "plan.json") == 0
-    told = capsys.readouterr()
-    assert "Use data parallel (2 replicas)" in told.out
-    assert "note: it fits as torch DDP runs it; its ops, run as the file places them, don't: 16." in told.err
+    given = "net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2"
+    assert run("plan", *given, "--simulations", "0", "-o", "plan.json") == 0
+    assert "Use data parallel (2 replicas)" in capsys.readouterr().out
+    assert run("simulate", *given, "--placement", "plan.json") == 0
+    assert re.search(r"^fits +yes$", capsys.readouterr().out, re.MULTILINE)

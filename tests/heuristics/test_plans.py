@@ -1,8 +1,11 @@
 """Stages on replicas, and the order in which steps in micro-batches run."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
@@ -193,3 +196,31 @@ def test_a_budget_holds() -> None:
         found.makespan_us
         <= simulate(single, Plan.balanced(single, ((0,), (1,), (2,), (3,))).placement(single)).makespan_us
     )
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def test_gradients_of_weights_are_not_deferred_if_memory_is_short_of_what_they_keep() -> None:
+    with torch.device("meta"):
+        blocks, x = nn.Sequential(*(Block() for _ in range(4))), torch.empty(8192, 64)
+    graph = capture_training(blocks, [x], lambda y: y.square().mean(), micro_batches=2)
+    cluster = load_cluster("2xv100")
+    free = load_placer("pipeline")(PlacementProblem(graph, cluster))
+    peak = int(free.schedule().peak_memory.max())
+    devices = tuple(replace(device, memory=peak * 2 // 5) for device in cluster.devices)
+    problem = PlacementProblem(graph, replace(cluster, devices=devices))
+    assert not any(
+        simulate(problem, free.placement, order=order).fits for order in bounded_orders(problem, free.placement)
+    )
+    (order,) = bounded_orders(problem, free.placement, defer=False)
+    assert simulate(problem, free.placement, order=order).fits
+    found = load_placer("pipeline")(problem)
+    assert found.fits
+    assert found.makespan_us < 1.001 * free.makespan_us
