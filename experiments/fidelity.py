@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from experiments.command import command
 from experiments.profiling import Words, steps
 from experiments.tables import markdown, publish, rule
-from placeto.heuristics.plans import num_micro_batches
+from placeto.heuristics.order_choice import num_micro_batches
 from placeto.placers import load_placer
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem

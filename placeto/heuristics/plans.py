@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,14 +23,12 @@ import numpy as np
 
 from placeto.formats.exports.torch_stages import torch_refusal
 from placeto.formats.exports.units import LOSS
-from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.naive import try_single
+from placeto.heuristics.order_choice import choose_order, num_micro_batches, orders_to_try, try_bounded_orders
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.stage_program import stage_programs
-from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.cluster.subclusters import halves, subclusters
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -41,7 +38,6 @@ Stages = tuple[tuple[int, ...], ...]
 Scored = tuple[float, "Plan", np.ndarray]
 """The score of a plan in microseconds, the plan, and its placement (N,)."""
 _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 of 36 cases, for a third more plans
-_ON_ORDERS = 0.02  # share of the budget that is left after the starts, for choosing the order
 _BEST = 3  # number of plans that are tried in further orders
 FIRST_ORDERS = ("priority", "earlier-0.02")
 """All plans are tried under these orders. The best plans, and the best with one stage, are then tried under others."""
@@ -201,63 +197,6 @@ def move_borders(
                 if (after := evaluator.score_ops(placement)) < score:
                     plan, score, better = moved, after, True
     return plan
-
-
-def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
-    """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it.
-
-    If it fits in none of them, also those that defer no gradients of weights are tried.
-    """
-    fits = False
-    for defer in (True, False):
-        orders = bounded_orders(evaluator.problem, placement, defer)
-        while not (evaluator.exhausted or (fits and not defer)) and (order := next(orders, None)) is not None:
-            evaluator.score_ops(placement, order)
-            fits |= evaluator.last_fits
-
-
-def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
-    """The orders that a search chooses among; none with one micro-batch, one device, or no static order as dispatch."""
-    several = num_micro_batches(problem.graph) > 1
-    return STATIC_ORDERS if several and problem.dispatch in STATIC_ORDERS and problem.num_devices > 1 else ()
-
-
-def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
-    """Simulate the best placement under the other static orders; the best order becomes the evaluator's dispatch."""
-    best = evaluator.best
-    if best is None:
-        return
-    found = evaluator.best_dispatch
-    for order in orders:
-        if order != found and not evaluator.exhausted:
-            evaluator.reorder(order)
-            evaluator.score_ops(best)
-    evaluator.reorder(evaluator.best_dispatch)
-
-
-@contextmanager
-def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
-    """Keep a small share of the budget (`_ON_ORDERS`) back within this context, and choose the order at its end.
-
-    The best placement is then simulated under each static order, and in the orders that are made for it (see
-    `bounded_orders`). So is the best placement that keeps groups together, but only in orders that are made for it: the
-    search found it under one static order, and it may gain more by others.
-    """
-    if not (orders := orders_to_try(evaluator.problem)):
-        yield
-        return
-    with evaluator.limited_to(1.0 - _ON_ORDERS):
-        yield
-    searched = evaluator.best_groups[0][evaluator.groups.group]
-    choose_order(evaluator, orders)
-    if evaluator.best is not None and not np.array_equal(evaluator.best, searched):
-        try_bounded_orders(evaluator, evaluator.best)
-    try_bounded_orders(evaluator, searched)
-
-
-def num_micro_batches(graph: ComputationGraph) -> int:
-    """M, the number of micro-batches of a graph; 1 if it isn't in micro-batches."""
-    return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
 
 
 def parts_to_plan(problem: PlacementProblem) -> list[tuple[int, ...]]:

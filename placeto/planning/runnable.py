@@ -13,7 +13,8 @@ from placeto.formats.exports.layer_tools import in_turns, megatron
 from placeto.formats.exports.torch_orders import in_whole_chunks
 from placeto.formats.exports.torchtitan import goes_back, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import Plan, choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import Plan
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult

@@ -19,16 +19,9 @@ import numpy as np
 
 from placeto.formats.exports.torch_stages import torch_refusal
 from placeto.heuristics.common import device_speeds
+from placeto.heuristics.order_choice import choose_order, num_micro_batches, orders_to_try, try_bounded_orders
 from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import (
-    Plan,
-    choose_order,
-    move_borders,
-    num_micro_batches,
-    orders_to_try,
-    score_plans,
-    try_bounded_orders,
-)
+from placeto.heuristics.plans import Plan, move_borders, score_plans
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom

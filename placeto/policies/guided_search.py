@@ -22,7 +22,7 @@ from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.part_of_cluster import on_best_part
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
-from placeto.heuristics.plans import order_chosen_again
+from placeto.heuristics.order_choice import order_chosen_again
 from placeto.policies.coarsening import Coarsening
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.placer import LearnedPlacer

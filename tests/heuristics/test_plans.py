@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.order_choice import choose_order
 from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import Plan, all_plans, choose_order, try_plans
+from placeto.heuristics.plans import Plan, all_plans, try_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
