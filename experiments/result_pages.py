@@ -283,8 +283,8 @@ class Pages:
 def main(config: Pages, root: Path = ROOT) -> None:
     """Write or check all pages, and print what could not be looked up; refuses as :class:`PageError`."""
     made = {page: render(root, name) for name, page in PAGES.items()}
-    for name, (page, (text, _)) in zip(PAGES, made.items(), strict=True):
-        path = root / page
+    for name, page in PAGES.items():
+        path, text = root / page, made[page][0]
         if name in SECTIONS:
             text = with_section(path, text)
         if not config.check:

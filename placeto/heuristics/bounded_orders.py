@@ -46,8 +46,9 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     rounds of P: the first chunk of all of them, then the second chunk of all. The last order is that of
     `placeto.heuristics.alternating_orders`.
 
-    Gradients of weights that are deferred keep activations in memory until then. Without `defer`, each device runs the
-    backward pass in the order of the program, as PyTorch does, and there are only orders of the least bound.
+    Gradients of weights that are deferred keep activations in memory until then. Without `defer` they are in the class
+    of the other gradients, ready ops of a class run in the order of the program, as in PyTorch, and there are only
+    orders of the least bound.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -74,7 +75,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     visited = np.bincount(visits // count, minlength=devices)
     each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
     most = int(np.bincount(visits % count).max())  # P
-    path = problem.under("priority").priority if defer else np.arange(len(place))
+    within = problem.under("priority").priority if defer else np.arange(len(place))  # a class and a micro-batch
     low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
     ops, relays = len(place), len(on) - len(place)
     begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
@@ -84,7 +85,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     for bound in dict.fromkeys(min(bound, count) for bound in ((most, most + 1, 2 * most) if defer else (most,))):
         for rule in rules:
             rank = np.append(
-                relays + np.argsort(np.lexsort((path, micro_batch, *reversed(rule), kind))), np.arange(relays)
+                relays + np.argsort(np.lexsort((within, micro_batch, *reversed(rule), kind))), np.arange(relays)
             )
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
             order = order[order < len(place)]

@@ -112,10 +112,11 @@ def test_there_are_none_without_micro_batches() -> None:
     assert list(bounded_orders(problem, np.zeros(problem.num_ops, np.int64))) == []
 
 
+@pytest.mark.parametrize("defer", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_any_placement_has_orders_that_run(seed: int) -> None:
+def test_any_placement_has_orders_that_run(seed: int, defer: bool) -> None:
     problem, _ = pipeline(3, 2, 4)
     placement = np.random.default_rng(seed).integers(3, size=problem.num_ops)
     work = np.bincount(placement, problem.busy_us[:, 0]).max()
-    for order in bounded_orders(problem, placement):
+    for order in bounded_orders(problem, placement, defer):
         assert work <= simulate(problem, placement, order=order).makespan_us <= problem.single_device_us

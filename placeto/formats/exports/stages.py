@@ -54,8 +54,8 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     """Divide a model into stages that take equal time, as far as possible.
 
     Args:
-        schedule: the schedule of a placement, which the stages are compared with. Stages run on its devices, in the
-            order in which the model uses them, and on devices that it doesn't use last.
+        schedule: the schedule of a placement, which the stages are compared with. Stages run on its devices,
+            sorted by the mean place in the program of what they compute; devices that compute nothing come last.
         count: S, the number of stages; if not given, as many as there are devices, or fewer, with an `ExportWarning`,
             if torch can't run so many or modules have to stay together.
         whole: paths of modules that must not be divided, in addition to the blocks.
