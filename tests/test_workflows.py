@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -47,6 +49,17 @@ def test_the_python_that_is_claimed_is_the_one_that_runs() -> None:
             for step in job["steps"]:
                 if "python-version" in step.get("with", {}):
                     assert f">={step['with']['python-version']}" == wanted
+
+
+def test_torch_is_the_release_that_is_tested_and_no_newer_one() -> None:
+    """With a newer torch, gradients were wrong without a word: see the changelog."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    accepted = next(Requirement(line) for line in wanted if Requirement(line).name == "torch").specifier
+    release = Version(pinned.removeprefix("torch=="))
+    assert release in accepted
+    assert Version(f"{release.major}.{release.minor}.99") in accepted
+    assert Version(f"{release.major}.{release.minor + 1}.0") not in accepted
 
 
 @pytest.mark.parametrize(
