@@ -26,10 +26,12 @@ from experiments.tables import markdown, rule
 from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Plan, all_plans, layers
+from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import Schedule, simulate
 
 FILE = torch_model.__file__
@@ -71,10 +73,10 @@ def placed(case: Case, graph: ComputationGraph, cluster: str = "4xv100") -> Sche
     """A plan of stages of equally many layers, in its order."""
     problem = PlacementProblem(graph, load_cluster(cluster))
     count, stages = len(layers(problem, False).work_us), len(case.devices)
-    placement = Plan(case.devices, tuple(count * n // stages for n in range(1, stages)), count).placement(problem)
+    plan = make_plan(problem, case.devices, tuple(count * n // stages for n in range(1, stages)))
     if case.order != "bounded":
-        return simulate(problem.under(case.order), placement)
-    return _best(problem, placement)
+        return simulate(problem.under(case.order), plan)
+    return _best(problem, plan)
 
 
 def trained(folder: Path, ranks: int, steps: int) -> Trained:
@@ -161,9 +163,9 @@ def _whole_chunks(config: TorchPlans) -> None:
         )
         problem = PlacementProblem(capture_factory(f"{FILE}:net", options, "net")[0], load_cluster(cluster))
         for plan in all_plans(problem):
-            if len(plan.devices) < 2 or not plan.even(problem):
+            if len(plan.devices) < 2 or not plan.even:
                 continue
-            schedule = _best(problem, plan.placement(problem))
+            schedule = _best(problem, plan)
             ops, chunks = schedule.makespan_us, torch_pipeline(schedule).order.schedule.makespan_us
             ratios.append(chunks / ops)
             shape = f"{len(plan.devices)} x {len(plan.devices[0])}"
@@ -172,8 +174,9 @@ def _whole_chunks(config: TorchPlans) -> None:
     print(f"Mean ratio {np.mean(ratios):.3f} of {len(ratios)}, from {min(ratios):.3f} to {max(ratios):.3f}.")
 
 
-def _best(problem: PlacementProblem, placement: np.ndarray) -> Schedule:
-    found = [simulate(problem, placement, order=order) for order in bounded_orders(problem, placement)]
+def _best(problem: PlacementProblem, plan: Plan) -> Schedule:
+    placement = plan.placement(problem)
+    found = [simulate(problem, placement, order=order, plan=plan) for order in bounded_orders(problem, placement)]
     return min(found, key=lambda schedule: schedule.makespan_us)
 
 

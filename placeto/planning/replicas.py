@@ -33,11 +33,11 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.formats.exports.torch_step import ADDITION, Output, Record, share
-from placeto.formats.exports.units import unit_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT, contributions, gradient_sums, of_no_micro_batch
 from placeto.problem.graph.graph_memory import storage
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.module_paths import unit_of
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 

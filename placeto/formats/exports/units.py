@@ -1,25 +1,17 @@
 """Units, which are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
-A unit is the shortest prefix of a module's path that ends in a number, as `encoder.layers.3`, or the whole path where
-there is none. A module that is to stay whole is a unit, unless it is part of one.
-
 Legend: N ops, U units.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
-
-LOSS = "loss"
-"""Module path of the ops of a loss function, which is no module."""
-_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
+from placeto.problem.graph.module_paths import LOSS, inside
 
 
 class ExportError(ValueError):
@@ -61,41 +53,6 @@ def tensor_names(graph: ComputationGraph) -> dict[str, list[int]]:
     return found
 
 
-def unit_of(path: str, whole: Iterable[str]) -> str:
-    """Return the unit to which a module belongs.
-
-    Args:
-        path: the path of the module.
-        whole: paths of modules that are to stay whole.
-    """
-    kept = [module for module in whole if inside(path, module)]
-    kept += [module for module in around(path) if module.rpartition(".")[2].isdigit()][:1]
-    return min(kept, key=len, default=path)
-
-
-def inside(path: str, module: str) -> bool:
-    """Whether a path is that of `module`, or of a module inside it."""
-    return path == module or path.startswith(f"{module}.")
-
-
-def around(path: str) -> list[str]:
-    """Return the paths of the modules around a module, the outermost first, then its own; none for the model itself.
-
-    >>> around("a.b.c")
-    ['a', 'a.b', 'a.b.c']
-    """
-    return list(accumulate(path.split("."), "{}.{}".format)) if path else []
-
-
-def holders(paths: Iterable[str]) -> set[str]:
-    """Return the paths of all modules that contain one of `paths`, at any depth.
-
-    >>> sorted(holders(["a.b.c", "a.d", "e"]))
-    ['a', 'a.b']
-    """
-    return {module for path in paths for module in around(path)[:-1]}
-
-
 def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the names of the units, and the unit of each op (N,) int64, which is -1 for an op without unit.
 
@@ -115,14 +72,3 @@ def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[st
     for name in of_path.values():
         number.setdefault(name, len(number))
     return tuple(number), unit
-
-
-def in_forward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, whether an op is in the forward pass of any micro-batch; parameters and buffers are not."""
-    found = np.zeros(graph.num_ops, bool)
-    for op, (name, module, kind, part) in enumerate(
-        zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
-    ):
-        if kind not in TENSORS:
-            found[op] = part == "forward" if part else not _BACKWARD.match(name.removeprefix(module))
-    return found
