@@ -23,6 +23,7 @@ import numpy as np
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plan_chunks import chunk_score
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph.module_paths import LOSS
@@ -113,34 +114,57 @@ def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan) -> b
     return not why
 
 
-def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
-    """Simulate all plans under the likeliest orders; returns them with their scores, the best first.
+def ranked_plans(problem: PlacementProblem, keep: Callable[[Plan], bool] = _any) -> list[tuple[float, Plan]]:
+    """Simulate the chunks of all plans in the likeliest orders; returns the plans with their scores, the best first.
 
-    The score of a plan is the best one under these orders. A part of the cluster is left out if the work alone takes
-    its devices at least as long as the best placement so far. Of plans with equal placements only the first counts.
+    A part of the cluster is left out if the work alone takes its devices at least as long as the best plan so far.
+
+    Args:
+        problem: the problem whose graph is cut.
+        keep: whether a plan counts.
+    """
+    orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
+    ranked, best = dict[tuple[object, ...], tuple[float, Plan]](), math.inf
+    for devices in parts_to_plan(problem):
+        if least_us(problem, devices) >= best:
+            continue
+        for plan in all_plans(problem, devices):
+            plan = plan if keep(plan) else plan.joined()  # a tool may be unable to cut where a plan turns back
+            joined = plan.joined()
+            key = joined.devices, joined.borders, plan.whole
+            if keep(plan) and key not in ranked:
+                ranked[key] = chunk_score(problem, plan, orders), plan
+                best = min(best, ranked[key][0])
+    return sorted(ranked.values(), key=lambda each: each[0])
+
+
+def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
+    """Simulate the ops of the plans that rank best; returns them with their scores, the best first.
+
+    These are the best `_BEST` of `ranked_plans`, the best plan with one stage, and all further ones that may be better
+    than the best so far, if their ops are as much faster than their chunks as those of any plan before them. The score
+    of a plan is the best one under the likeliest orders.
 
     Args:
         evaluator: scores, and keeps the best.
         keep: whether a plan counts.
     """
     problem = evaluator.problem
-    decided = orders_to_try(problem)
-    found, met = list[Scored](), set[bytes]()
-    for devices in parts_to_plan(problem):
-        if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
+    orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
+    ranked = ranked_plans(problem, keep)
+    one_stage = next((rank for rank, (_, plan) in enumerate(ranked) if len(plan.devices) == 1), -1)
+    scored, best, least = list[Scored](), math.inf, math.inf  # least ratio of the score of ops to that of chunks
+    for rank, (expected, plan) in enumerate(ranked):
+        if rank >= _BEST and rank != one_stage and expected * least >= best:
             continue
-        kept = list[tuple[Plan, np.ndarray]]()
-        for plan in all_plans(problem, devices):
-            plan = plan if keep(plan) else plan.joined()  # a tool may be unable to cut where a plan turns back
-            if keep(plan) and (placement := plan.placement(problem)).tobytes() not in met:
-                met.add(placement.tobytes())
-                kept.append((plan, placement))
-        scores = np.full(len(kept), math.inf)
-        for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
+        placement, scores = plan.placement(problem), list[float]()
+        for order in orders:
             evaluator.reorder(order)
-            scores = np.minimum(scores, [evaluator.score_plan(*plan) for plan in kept])
-        found += [(score, *plan) for score, plan in zip(scores.tolist(), kept, strict=True)]
-    return sorted(found, key=lambda each: each[0])
+            scores.append(evaluator.score_plan(plan, placement))
+        scored.append((min(scores), plan, placement))
+        if math.isfinite(min(scores)):
+            best, least = min(best, min(scores)), min(least, min(scores) / max(expected, 1e-9))
+    return sorted(scored, key=lambda each: each[0])
 
 
 def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Sequence[str]) -> list[Scored]:

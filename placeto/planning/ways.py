@@ -17,7 +17,7 @@ import numpy as np
 
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import make_plan, move_borders, score_plans
+from placeto.heuristics.plans import make_plan, move_borders, ranked_plans
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
@@ -212,7 +212,7 @@ def _in_parts(
     def kept(plan: Plan) -> bool:
         return _works(plan) and (runnable_by is None or may_run(runnable_by, plan))
 
-    for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
+    for _, plan in ranked_plans(problem, kept):
         shape = plan.shape(problem.cluster)
         others = best.setdefault(_kind(plan), [])
         if len(others) < _TRIED and shape not in [known for known, _ in others]:

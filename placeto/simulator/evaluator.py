@@ -299,7 +299,7 @@ class Evaluator:
 
     def note_plan(self, plan: Plan, placement: np.ndarray) -> None:
         """Note the plan whose placement (N,) it is: if it is the best, the result has the plan."""
-        self._plans[sha256(np.ascontiguousarray(placement, np.int64)).digest()] = plan
+        self._plans[sha256(np.asarray(placement, np.int64).tobytes()).digest()] = plan
 
     def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
         """Penalised makespans (B,) in microseconds of placements (B, G) of groups; inf for those beyond the budget.
@@ -345,7 +345,7 @@ class Evaluator:
         Simulating the latter to describe it doesn't count.
         """
         best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
-        plan = None if best.placement is None else self._plans.get(sha256(best.placement).digest())
+        plan = None if best.placement is None else self._plans.get(sha256(best.placement.tobytes()).digest())
         if best.placement is None:
             schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits

@@ -1,0 +1,53 @@
+"""The chunks of a plan take as long as its ops where nothing overlaps, and rank plans as their ops do."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from placeto.heuristics.plan_chunks import chunk_problem, chunk_score, layer_costs
+from placeto.heuristics.plans import FIRST_ORDERS, make_plan, ranked_plans, score_plans
+from placeto.problem.cluster import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
+from tests.heuristics.test_plans import chain
+
+GRAPH = chain(8)
+
+
+def test_the_chunks_of_one_device_take_the_work_of_its_ops() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2xv100"))
+    costs = layer_costs(problem, False)
+    assert 8 * costs.busy_us[:, :, 0].sum() == pytest.approx(problem.busy_us[:, 0].sum())
+    assert costs.resident.sum() == problem.resident_bytes.sum()
+    alone = make_plan(problem, ((0,),), ())
+    assert chunk_score(problem, alone, ["priority"]) == pytest.approx(simulate(problem, alone).makespan_us)
+
+
+def test_what_crosses_a_border_goes_back_as_a_gradient() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2xv100"))
+    assert layer_costs(problem, False).back.tolist() == layers(problem, False).crossing.tolist()  # tensors of one shape
+
+
+def test_gradients_of_replicas_are_exchanged() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
+    chunks, placement = chunk_problem(problem, make_plan(problem, ((0, 1, 2, 3),), ()))
+    ran = simulate(chunks, placement)
+    sent = chunks.graph.output_bytes[ran.send_tensor].sum()
+    whole = int(layers(problem, False).parameters.sum())
+    assert sent == 2 * 3 * 4 * (whole // 4)  # each device sends its part of the weights, and three parts of gradients
+    small = chunks.graph.num_ops
+    assert small == 8 * 3 + 3 * 4
+
+
+@pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100", "2xv100+2xp100"])
+def test_ranks_are_those_of_the_ops(cluster: str) -> None:
+    problem = PlacementProblem(GRAPH, load_cluster(cluster))
+    ranked = ranked_plans(problem)
+    ops = [min(simulate(problem.under(order), plan).makespan_us for order in FIRST_ORDERS) for _, plan in ranked]
+    assert spearmanr([score for score, _ in ranked], ops)[0] > 0.6  # 0.64 to 0.99
+    scored = score_plans(Evaluator(problem))
+    assert len(scored) < len(ranked)
+    assert scored[0][0] == min(ops)
+    assert np.isclose([score for score, _, _ in scored], sorted(score for score, _, _ in scored)).all()
