@@ -17,18 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.formats.exports.units import (
-    LOSS,
-    holders,
-    in_forward,
-    inside,
-    numbered,
-    paths_of,
-    tensor_names,
-    unit_of,
-)
+from placeto.formats.exports.units import LOSS, in_forward, numbered, paths_of, tensor_names
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
+from placeto.problem.graph.module_paths import holders, inside, unit_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.formats.exports.splits import find_splits, first_forward
-from placeto.formats.exports.units import ExportError, holders, numbered, paths_of, unit_of
+from placeto.formats.exports.units import ExportError, numbered, paths_of
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.module_paths import holders, unit_of
 from placeto.simulator.schedule import Schedule
 
 _SHOWN = 2  # reasons in a message

@@ -18,10 +18,10 @@ import networkx as nx
 import numpy as np
 
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -100,7 +100,7 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
 
     The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). The second result is of another graph: see `torch_step`.
+    plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
 
     Raises:
         ExportError: torch can't run the placement.
@@ -114,7 +114,7 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
     order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
     placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order)
-    return placed, torch_step(schedule, stages, best.kinds)
+    return placed, pipeline_step(schedule, stages.stage, stages.devices, best.kinds)
 
 
 def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:

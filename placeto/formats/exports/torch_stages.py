@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.formats.exports.splits import called_again
-from placeto.formats.exports.units import LOSS, ExportError, around, in_forward, inside, paths_of
+from placeto.formats.exports.units import LOSS, ExportError, in_forward, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.module_paths import around, inside
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.formats.exports.torch_stages import PLACE, replicas_of
-from placeto.formats.exports.units import LOSS, ExportError, around, in_forward, inside, paths_of
+from placeto.formats.exports.units import LOSS, ExportError, in_forward, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.module_paths import around, inside
 from placeto.simulator.schedule import Schedule, simulate
 
 ALONE = "place with --placer pipeline, without --micro-batches"
