@@ -23,9 +23,8 @@ from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.result import PlacementResult
-from placeto.simulator.routes import ring, shares
 from placeto.simulator.schedule import Schedule, simulate
-from placeto.simulator.step_graph import ADDITION, Exchange, Output, Record, StepGraph, addition
+from placeto.simulator.step_graph import ADDITION, Output, Record, StepGraph, addition
 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
 """Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
@@ -137,7 +136,7 @@ def _begin_chunk(step: StepGraph, device: int, stage: int, kind: str, micro_batc
 
 def _all_reduce(step: StepGraph, stage: int, devices: Sequence[int], gradients: _Gradients) -> None:
     """Add the ops by which the replicas of a stage sum up their gradients."""
-    problem, routes = step.problem, ring(devices)
+    problem = step.problem
 
     def name(what: str, device: int) -> str:
         return f"gradients of stage {stage}, {what} on {problem.cluster.device_names[device]}"
@@ -149,9 +148,7 @@ def _all_reduce(step: StepGraph, stage: int, devices: Sequence[int], gradients: 
         us = gradients.tensors * fit.fixed_us + fit.us_per_byte * size
         return addition(device, count, size) | {"type": SUM, "time_us": {problem.cluster.devices[device].kind: us}}
 
-    parts = Exchange(name, shares(gradients.bytes, len(devices)), {"pass": "backward"}, in_place=True)
-    sums = step.reduce(parts, dict.fromkeys(devices, ()), routes.summed, resident=True, cost=cost)
-    step.gather(parts, sums, routes.sent, devices, whole="summed up")
+    step.all_reduce(name, devices, gradients.bytes, {"pass": "backward"}, cost)
 
 
 def _measured(problem: PlacementProblem, device: int, what: str) -> Fit | None:

@@ -29,13 +29,15 @@ from placeto.problem.graph.labels import KEYS, LABELS, NAMES, NO_MICRO_BATCH
 from placeto.problem.graph.memory_fields import NOT_HELD
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
-from placeto.simulator.routes import Route, levels, reaches
+from placeto.simulator.routes import Route, levels, reaches, ring, shares
 
 ADDITION = "aten.add"
 Record = dict[str, Any]
 """Fields of an op, as in a graph file; inputs are numbers of ops in place of names."""
 Output = tuple[int, int]
 """An op of the step as it runs, and the number of its output."""
+Name = Callable[[str, int], str]
+"""Makes the name of an op from what it does and from its device."""
 Cost = Callable[[int, int, float], Record]
 """Returns the cost fields of an op, from its device, the tensors that it adds to another, and the bytes of each."""
 _NUMBERS = {key: (key, 0.0) for key in ("flops", "bytes_accessed")}
@@ -52,7 +54,7 @@ _STRINGS |= {column: (key, ()) for column, key in NAMES.items()}
 class Exchange:
     """What devices exchange in P parts."""
 
-    name: Callable[[str, int], str]  # makes the name of an op from what it does and from its device
+    name: Name
     sizes: Sequence[int]  # (P,) bytes of each part
     fields: Record  # fields of all ops
     in_place: bool = False  # whether what devices receive or sum up has memory of its own for the whole step
@@ -229,6 +231,20 @@ class StepGraph:
                 name = exchange.name("part of gradients" if total else f"part {part} summed up", device)
                 at[part, device] = self.add(name, device, fields)
         return [at[part, route.device] for part, route in enumerate(routes)]
+
+    def all_reduce(self, name: Name, devices: Sequence[int], size: int, fields: Record, cost: Cost = addition) -> None:
+        """Let devices sum up gradients of `size` bytes in a ring, in place, so that each of them has the sums.
+
+        Args:
+            name: makes the names of the ops.
+            devices: the ring, in which each device sends to the next.
+            size: bytes of the gradients of each device.
+            fields: fields of all ops.
+            cost: the cost of additions.
+        """
+        routes, parts = ring(devices), Exchange(name, shares(size, len(devices)), fields, in_place=True)
+        sums = self.reduce(parts, dict.fromkeys(devices, ()), routes.summed, resident=True, cost=cost)
+        self.gather(parts, sums, routes.sent, devices, whole="summed up")
 
     def built(self, listed: bool = False) -> tuple[PlacementProblem, np.ndarray, np.ndarray | None]:
         """Return the problem of the step, its placement, and the order of its ops.
