@@ -17,8 +17,9 @@ import numpy as np
 
 from placeto.problem.cluster import crossings
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.routes import ring, shares
 from placeto.simulator.schedule import simulate
-from placeto.simulator.step_graph import StepGraph
+from placeto.simulator.step_graph import Exchange, StepGraph
 
 _ALL_RINGS = 8  # all rings are tried for at most this many devices
 
@@ -98,7 +99,8 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     rings = ((0, *order) for order in permutations(devices[1:])) if len(devices) <= _ALL_RINGS else [devices]
     best = min(rings, key=busy_us)
     step = StepGraph(problem, np.zeros(problem.num_ops, np.int64))
-    step.all_reduce("{} on {}".format, best, size, {}, cost=lambda *_: {})
+    parts = Exchange("{} on {}".format, shares(size, len(best)), ring(best), in_place=True, cost=lambda *_: {})
+    step.all_reduce(parts, best)
     made, placement, order = step.built(listed=True)
     return best, simulate(made, placement, order=order).makespan_us
 

@@ -23,8 +23,9 @@ from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.result import PlacementResult
+from placeto.simulator.routes import ring, shares
 from placeto.simulator.schedule import Schedule, simulate
-from placeto.simulator.step_graph import ADDITION, Output, Record, StepGraph, addition
+from placeto.simulator.step_graph import ADDITION, Exchange, Output, Record, StepGraph, addition
 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
 """Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
@@ -51,7 +52,7 @@ def pipeline_step(
         devices: (R, S) the device of each replica and stage.
         kinds: (N,) the kind of each op's chunk: F, I, W or B; "" for an op in no chunk.
     """
-    problem, graph = schedule.problem, schedule.problem.graph
+    problem, graph, names = schedule.problem, schedule.problem.graph, schedule.problem.cluster.device_names
     step = StepGraph(problem, schedule.placement)
     step.copy(_readers(step), {})
     gradients = dict[int, _Gradients]()
@@ -68,12 +69,9 @@ def pipeline_step(
         if len(replicas) > 1:
             _all_reduce(step, number, replicas, gradients[number])
         for device in replicas:
-            name, size = (
-                f"gradients of stage {number} divided on {problem.cluster.device_names[device]}",
-                gradients[number].bytes,
-            )
-            cost = {"flops": size / 4, "bytes_accessed": 2.0 * size}
-            step.add(name, device, {"type": ADDITION, "pass": "backward"} | cost)
+            name, size = f"gradients of stage {number} divided on {names[device]}", gradients[number].bytes
+            fields = {"type": ADDITION, "pass": "backward", "flops": size / 4, "bytes_accessed": 2.0 * size}
+            step.add(name, device, fields)
     made, placement, order = step.built(listed=True)
     run = simulate(made, placement, order=order)
     return PlacementResult(placement, run.makespan_us, run.fits, 1, 0.0, (), made, order=order)
@@ -82,15 +80,15 @@ def pipeline_step(
 def _readers(step: StepGraph) -> dict[int, list[int]]:
     """Return op of no micro-batch -> the devices on which ops read it, themselves or by way of ops on it alone."""
     graph, device = step.captured, step.device
-    on: dict[int, set[int]] = defaultdict(set)
-    for op in graph.topological_order[::-1].tolist():
-        if step.summed[op]:
-            continue
-        if not (step.shared[op] and on[op]):
-            on[op] = {int(device[op])}
+    on: dict[int, set[int]] = {op: set() for op in np.flatnonzero(step.shared & ~step.summed).tolist()}
+    edges = np.flatnonzero(step.shared[graph.edge_src] & step.kept[graph.edge_dst])
+    for op, reader in zip(graph.edge_src[edges].tolist(), device[graph.edge_dst[edges]].tolist(), strict=True):
+        on[op].add(reader)
+    for op in (op for op in graph.topological_order[::-1].tolist() if op in on):
+        on[op] = on[op] or {int(device[op])}
         for source in graph.reads[op]:
             on[source] |= on[op]
-    return {op: sorted(on[op]) for op in np.flatnonzero(step.shared & ~step.summed).tolist()}
+    return {op: sorted(devices) for op, devices in on.items()}
 
 
 def _add_chunks(
@@ -148,7 +146,8 @@ def _all_reduce(step: StepGraph, stage: int, devices: Sequence[int], gradients: 
         us = gradients.tensors * fit.fixed_us + fit.us_per_byte * size
         return addition(device, count, size) | {"type": SUM, "time_us": {problem.cluster.devices[device].kind: us}}
 
-    step.all_reduce(name, devices, gradients.bytes, {"pass": "backward"}, cost)
+    sizes, routes = shares(gradients.bytes, len(devices)), ring(devices)
+    step.all_reduce(Exchange(name, sizes, routes, {"pass": "backward"}, in_place=True, cost=cost), devices)
 
 
 def _measured(problem: PlacementProblem, device: int, what: str) -> Fit | None:

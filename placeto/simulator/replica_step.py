@@ -109,7 +109,7 @@ class _Replicas:
                 whole += "'"
             return whole
 
-        return Exchange(name, shares(size, len(self.devices)), fields)
+        return Exchange(name, shares(size, len(self.devices)), self.routes, fields)
 
     def _copy(self) -> None:
         """In stage 1: give each device all parameters, and what is made of them; others send it their trained parts."""
@@ -193,7 +193,7 @@ class _Replicas:
             inputs = [waits[device]] if device in waits else []
             name = exchange.name("part sent", device)
             parts.append(self.step.add(name, device, fields | {"outputs": [part], "inputs": inputs}))
-        return self.step.gather(exchange, parts, self.routes.sent, on, whole="weights", size=size)
+        return self.step.gather(exchange, parts, on, "weights", size)
 
     def _sum_gradients(self) -> None:
         """Add the ops that sum gradients of units; in stage 1, each device first sums those of its micro-batches."""
@@ -218,7 +218,7 @@ class _Replicas:
                 sums[use if self.sharding > 1 else _Use(unit, 0, True)][device] += inputs
             for use, given in sums.items():
                 exchange = self._exchange(use, size, fields)
-                step.reduce(exchange, given, self.routes.summed, resident=self.sharding == 1, again=use.turn > 0)
+                step.reduce(exchange, given, resident=self.sharding == 1, again=use.turn > 0)
 
 
 def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.ndarray]:

@@ -16,8 +16,10 @@ Legend: N ops and T tensors of the captured step, E its edges, D devices, P part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,17 +31,13 @@ from placeto.problem.graph.labels import KEYS, LABELS, NAMES, NO_MICRO_BATCH
 from placeto.problem.graph.memory_fields import NOT_HELD
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
-from placeto.simulator.routes import Route, levels, reaches, ring, shares
+from placeto.simulator.routes import Routes, leading_to
 
 ADDITION = "aten.add"
 Record = dict[str, Any]
 """Fields of an op, as in a graph file; inputs are numbers of ops in place of names."""
 Output = tuple[int, int]
 """An op of the step as it runs, and the number of its output."""
-Name = Callable[[str, int], str]
-"""Makes the name of an op from what it does and from its device."""
-Cost = Callable[[int, int, float], Record]
-"""Returns the cost fields of an op, from its device, the tensors that it adds to another, and the bytes of each."""
 _NUMBERS = {key: (key, 0.0) for key in ("flops", "bytes_accessed")}
 _NUMBERS |= {key: (key, 0) for key in ("param_bytes", "trained_bytes", "state_bytes")}
 _NUMBERS |= {"micro_batches": ("micro_batch", NO_MICRO_BATCH)}
@@ -50,24 +48,26 @@ _STRINGS |= {column: (key, ()) for column, key in NAMES.items()}
 """Field of a graph -> its key in `Record`, and the value of ops without this key."""
 
 
+def addition(device: int, count: int, size: float) -> Record:
+    """Return the cost fields of an op that adds `count` tensors of `size` bytes to another."""
+    return {"type": ADDITION, "flops": count * size / 4, "bytes_accessed": 3.0 * count * size}
+
+
 @dataclass(frozen=True)
 class Exchange:
-    """What devices exchange in P parts."""
+    """What devices exchange in P parts, and how."""
 
-    name: Name
+    name: Callable[[str, int], str]  # makes the name of an op from what it does and from its device
     sizes: Sequence[int]  # (P,) bytes of each part
-    fields: Record  # fields of all ops
+    routes: Routes  # of each part
+    fields: Record = field(default_factory=dict)  # of all ops
     in_place: bool = False  # whether what devices receive or sum up has memory of its own for the whole step
+    cost: Callable[[int, int, float], Record] = addition  # of an op that adds up parts; arguments as of `addition`
 
     def output(self, part: int, resident: bool = False) -> Record:
         """Return the output fields of an op that makes a part."""
         fields: Record = {"outputs": [self.sizes[part]]}
         return fields | {"resident_outputs": [0]} if resident or self.in_place else fields
-
-
-def addition(device: int, count: int, size: float) -> Record:
-    """Return the cost fields of an op that adds `count` tensors of `size` bytes to another."""
-    return {"type": ADDITION, "flops": count * size / 4, "bytes_accessed": 3.0 * count * size}
 
 
 class StepGraph:
@@ -77,8 +77,8 @@ class StepGraph:
         """Begin without ops; `device` (N,) has the device on which `keep` puts each op of the captured step."""
         self.problem, self.captured, self.device = problem, problem.graph, device
         graph = problem.graph
-        self.shared = of_no_micro_batch(graph)  # (N,) bool
-        self.summed = _summed(graph)  # (N,) bool
+        # (N,) bool: ops of no micro-batch; sums of gradients, and what depends on them; ops that tools run as they are
+        self.shared, self.summed, self.kept = _roles(graph)
         self.number = np.full(graph.num_ops, -1)  # (N,) of each kept op, in this graph
         self.resident = graph.resident_outputs.copy()  # (T,) bool, of kept ops
         self._source = np.full(graph.num_edges, -1)  # (E,) the op that an edge comes from, if it is another one
@@ -87,15 +87,6 @@ class StepGraph:
         self._names = list[str]()
         self._fields = dict[int, Record]()  # of an op: those that differ
         self._waits, self._signals = list[tuple[int, Output]](), dict[int, int]()
-
-    @property
-    def kept(self) -> np.ndarray:
-        """(N,) bool, the captured ops that a tool runs as they are, under the same names.
-
-        They are those of micro-batches, and the sums of their losses. The optimizer's update is none of them, because
-        tools don't count it in the time of a step.
-        """
-        return ~(self.shared | self.summed)
 
     def add(self, name: str, device: int, fields: Record, like: int = -1) -> Output:
         """Add an op, and return its first output.
@@ -161,90 +152,71 @@ class StepGraph:
             self.redirect(edge, (copied, int(graph.edge_output[edge])))
 
     def gather(
-        self,
-        exchange: Exchange,
-        sent: Sequence[Output],
-        routes: Sequence[Route],
-        devices: Iterable[int],
-        *,
-        whole: str,
-        size: int = 0,
+        self, exchange: Exchange, sent: Sequence[Output], devices: Collection[int], whole: str, size: int = 0
     ) -> dict[int, Output]:
         """Send parts to devices; return for each device the tensor that it puts together from them.
 
         Args:
             exchange: the parts.
             sent: (P,) each part, on the first device of its route.
-            routes: (P,) those of the parts.
             devices: the devices that need all parts.
             whole: what they put together, for the names of ops.
             size: its bytes; 0 if it has memory of its own for the whole step.
         """
         read: dict[int, list[Output]] = {device: [] for device in devices}
-        at = {(part, route.device): sent[part] for part, route in enumerate(routes)}
-        for part, route, sender in (node for level in levels(routes) for node in level):
-            if sender is not None and reaches(route, read):
-                name = exchange.name(f"part {part} passed on", route.device)
-                fields = exchange.fields | {"type": RELAY, "inputs": [at[part, sender]]} | exchange.output(part)
-                at[part, route.device] = self.add(name, route.device, fields)
-            for end in route.ends:
-                if end in read:
-                    read[end].append(at[part, route.device])
+        routes = exchange.routes.sent
+        leading = [leading_to(route, read) for route in routes]
+        at = {(part, route[0].device): sent[part] for part, route in enumerate(routes)}
+        for hops in zip(*routes, strict=True):
+            for part, hop in enumerate(hops):
+                if hop.device not in leading[part]:
+                    continue
+                if hop.before is not None:
+                    name = exchange.name(f"part {part} passed on", hop.device)
+                    fields: Record = {"type": RELAY, "inputs": [at[part, hop.before]]} | exchange.output(part)
+                    at[part, hop.device] = self.add(name, hop.device, exchange.fields | fields)
+                for end in hop.ends:
+                    if end in read:
+                        read[end].append(at[part, hop.device])
         gathered = dict[int, Output]()
         for device, parts in read.items():
-            fields = exchange.fields | {"type": GATHER, "inputs": parts, "outputs": [size]}
-            gathered[device] = self.add(exchange.name(whole, device), device, fields)
+            fields = {"type": GATHER, "inputs": parts, "outputs": [size]}
+            gathered[device] = self.add(exchange.name(whole, device), device, exchange.fields | fields)
         return gathered
 
     def reduce(
-        self,
-        exchange: Exchange,
-        tensors: Mapping[int, Sequence[Output]],
-        routes: Sequence[Route],
-        *,
-        resident: bool,
-        again: bool = False,
-        cost: Cost = addition,
+        self, exchange: Exchange, tensors: Mapping[int, Sequence[Output]], resident: bool, again: bool = False
     ) -> list[Output]:
         """Sum up gradients over devices; return the sum (P,) of each part, on the first device of its route.
 
         Args:
             exchange: the parts.
             tensors: device -> its gradients.
-            routes: (P,) those of the parts; here the ends send.
             resident: whether the gradients have memory of their own for the whole step.
             again: whether the sums are added to sums of the step that the devices have.
-            cost: the cost of additions.
         """
-        scattered, at = dict[int, int](), dict[tuple[int, int], Output]()
+        given, sums, sizes = dict[int, int](), dict[int, Output](), exchange.sizes
+        whole = {"resident_outputs": range(len(sizes))} if resident else {}
         for device, inputs in tensors.items():
-            fields = exchange.fields | {"type": SCATTER, "inputs": inputs, "outputs": exchange.sizes}
-            fields |= {"resident_outputs": range(len(exchange.sizes))} if resident else {}
-            scattered[device], _ = self.add(exchange.name("gradients", device), device, fields)
-        for level in reversed(levels(routes)):
-            for part, route, receiver in level:
-                device, total = route.device, receiver is None
-                inputs = [(scattered[end], part) for end in route.ends]
-                inputs += [at[part, below.device] for below in route.via]
-                fields = cost(device, len(inputs) - 1 + (again and total), exchange.sizes[part])
-                fields = exchange.fields | fields | {"inputs": inputs} | exchange.output(part, total)
-                name = exchange.name("part of gradients" if total else f"part {part} summed up", device)
-                at[part, device] = self.add(name, device, fields)
-        return [at[part, route.device] for part, route in enumerate(routes)]
+            fields = exchange.fields | {"type": SCATTER, "inputs": inputs, "outputs": sizes} | whole
+            given[device], _ = self.add(exchange.name("gradients", device), device, fields)
+        arrived: dict[tuple[int, int], list[Output]] = defaultdict(list)
+        for hops in list(zip(*exchange.routes.summed, strict=True))[::-1]:
+            for part, hop in enumerate(hops):
+                inputs = [*((given[end], part) for end in hop.ends), *arrived[part, hop.device]]
+                last = hop.before is None
+                cost = exchange.cost(hop.device, len(inputs) - 1 + (again and last), sizes[part])
+                name = exchange.name("part of gradients" if last else f"part {part} summed up", hop.device)
+                fields = exchange.fields | cost | {"inputs": inputs} | exchange.output(part, last)
+                sums[part] = self.add(name, hop.device, fields)
+                if hop.before is not None:
+                    arrived[part, hop.before].append(sums[part])
+        return [sums[part] for part in range(len(sizes))]
 
-    def all_reduce(self, name: Name, devices: Sequence[int], size: int, fields: Record, cost: Cost = addition) -> None:
-        """Let devices sum up gradients of `size` bytes in a ring, in place, so that each of them has the sums.
-
-        Args:
-            name: makes the names of the ops.
-            devices: the ring, in which each device sends to the next.
-            size: bytes of the gradients of each device.
-            fields: fields of all ops.
-            cost: the cost of additions.
-        """
-        routes, parts = ring(devices), Exchange(name, shares(size, len(devices)), fields, in_place=True)
-        sums = self.reduce(parts, dict.fromkeys(devices, ()), routes.summed, resident=True, cost=cost)
-        self.gather(parts, sums, routes.sent, devices, whole="summed up")
+    def all_reduce(self, exchange: Exchange, devices: Collection[int]) -> None:
+        """Let devices sum up gradients in place, so that each of them has the sums."""
+        sums = self.reduce(exchange, dict.fromkeys(devices, ()), resident=True)
+        self.gather(exchange, sums, devices, "summed up")
 
     def built(self, listed: bool = False) -> tuple[PlacementProblem, np.ndarray, np.ndarray | None]:
         """Return the problem of the step, its placement, and the order of its ops.
@@ -338,10 +310,18 @@ def _ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     return np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
 
 
-def _summed(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, the ops that sum up gradients, and all ops that depend on them, such as the optimizer's update."""
-    summed = np.array([kind == GRADIENT for kind in graph.op_types])
+@lru_cache(maxsize=64)
+def _roles(graph: ComputationGraph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return three masks of a graph's ops (N,) bool; cached.
+
+    They are the ops of no micro-batch; the ops that sum up gradients, and those that depend on such sums, such as the
+    optimizer's update, which tools don't count in the time of a step; and all other ops.
+    """
+    shared, summed = of_no_micro_batch(graph), np.array([kind == GRADIENT for kind in graph.op_types])
     summed[gradient_sums(graph).additions] = True
-    for op in graph.topological_order.tolist():
-        summed[op] |= bool(summed[graph.reads[op]].any())
-    return summed
+    for op in graph.topological_order[~summed[graph.topological_order]].tolist():
+        summed[op] = any(summed[source] for source in graph.reads[op])
+    masks = shared, summed, ~(shared | summed)
+    for mask in masks:
+        mask.setflags(write=False)
+    return masks

@@ -12,7 +12,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY
 from placeto.simulator.routes import Routes, over_hosts, ring, shares
 from placeto.simulator.schedule import Schedule, simulate
-from placeto.simulator.step_graph import ADDITION, Exchange, StepGraph, addition
+from placeto.simulator.step_graph import ADDITION, Exchange, Record, StepGraph, addition
 from tests.formats.torch_toys import captured, chain
 from tests.toys import toy_cluster, work
 
@@ -112,7 +112,12 @@ def test_an_all_reduce_takes_its_rounds_and_its_additions() -> None:
     """Six rounds of 100 bytes; a device adds up three parts at 20 us each."""
     for us in (0.0, 20.0):
         step = step_of(4)
-        step.all_reduce("{} on {}".format, range(4), 400, {}, lambda _, count, __, us=us: work(count * us))
+
+        def cost(device: int, count: int, size: float, us: float = us) -> Record:
+            return work(count * us)
+
+        parts = Exchange("{} on {}".format, shares(400, 4), ring(range(4)), in_place=True, cost=cost)
+        step.all_reduce(parts, range(4))
         schedule = run(step, listed=True)
         assert schedule.makespan_us == 6 * 100.0 + 3 * us
         assert np.bincount(schedule.send_src).tolist() == [6] * 4
@@ -123,9 +128,9 @@ def test_an_all_reduce_takes_its_rounds_and_its_additions() -> None:
 def test_all_routes_make_as_many_additions_and_send_as_much(routes: Routes) -> None:
     size = 4000
     step = StepGraph(PlacementProblem(ComputationGraph.from_ops("two", OPS), hosts_of_two(2)), np.zeros(4, np.int64))
-    parts = Exchange("{} on {}".format, shares(size, 4), {"module": "here"})
-    sums = step.reduce(parts, dict.fromkeys(range(4), ()), routes.summed, resident=True)
-    step.gather(parts, sums, routes.sent, range(4), whole="whole", size=size)
+    parts = Exchange("{} on {}".format, shares(size, 4), routes, {"module": "here"})
+    sums = step.reduce(parts, dict.fromkeys(range(4), ()), resident=True)
+    step.gather(parts, sums, range(4), "whole", size)
     schedule = run(step)
     graph = schedule.problem.graph
     assert graph.flops[kinds(schedule, ADDITION)].sum() == 3 * size / 4
@@ -138,9 +143,9 @@ def test_a_part_crosses_to_each_host_once_and_only_if_it_is_needed_there() -> No
     cluster = hosts_of_two(3)
     for needed, crossings in ((range(6), 6 * 2), ((0, 1, 4), 2 + 2 * 2 + 2)):  # parts of the first host, and so on
         step = StepGraph(PlacementProblem(ComputationGraph.from_ops("two", OPS), cluster), np.zeros(4, np.int64))
-        parts = Exchange("{} on {}".format, [10] * 6, {})
+        parts = Exchange("{} on {}".format, [10] * 6, over_hosts(range(6), cluster.host))
         sent = [step.add(f"part {device}", device, {"outputs": [10]}) for device in range(6)]
-        whole = step.gather(parts, sent, over_hosts(range(6), cluster.host).sent, needed, whole="whole")
+        whole = step.gather(parts, sent, needed, "whole")
         schedule = run(step)
         crossed = cluster.host[schedule.send_src] != cluster.host[schedule.send_dst]
         assert (list(whole), crossed.sum(), len(kinds(schedule, RELAY))) == (list(needed), crossings, crossings)
@@ -150,8 +155,8 @@ def test_sums_are_added_to_those_of_earlier_micro_batches() -> None:
     step = step_of()
     routes = over_hosts([0, 1], np.zeros(2))
     for again in (False, True):
-        parts = Exchange(f"{{}} {again} on {{}}".format, [40, 40], {})
-        step.reduce(parts, {0: [], 1: []}, routes.summed, resident=False, again=again)
+        parts = Exchange(f"{{}} {again} on {{}}".format, [40, 40], routes)
+        step.reduce(parts, {0: [], 1: []}, resident=False, again=again)
     work_of = run(step).problem.graph.flops
     assert work_of[work_of > 0].tolist() == [10.0, 10.0, 20.0, 20.0]
     assert addition(0, 2, 40)["bytes_accessed"] == 240.0
