@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from experiments.command import command
 from experiments.profiling import Words, steps
 from experiments.tables import markdown, publish, rule
-from placeto.heuristics.order_choice import num_micro_batches
 from placeto.placers import load_placer
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
@@ -148,7 +147,7 @@ def placements(problem: PlacementProblem, count: int, seed: int) -> list[Placeme
     made = [load_placer("single")(problem), *(load_placer(name)(problem, seed=seed) for name in RULES)]
     made.append(load_placer("placeto")(problem, simulations=1000, seed=seed))
     made.append(load_placer("multilevel")(problem, simulations=300, seed=seed))
-    if num_micro_batches(problem.graph) > 1:
+    if problem.graph.num_micro_batches > 1:
         made.append(load_placer("pipeline")(problem, seed=seed))
     kept = list({result.placement.tobytes(): result for result in made}.values())
     starts = [result.placement[groups.first_op] for result in kept]

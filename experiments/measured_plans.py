@@ -24,8 +24,10 @@ from placeto.cli.graphs import CaptureOptions, TraceOptions, capture_factory
 from placeto.cli.profile import real_step_of
 from placeto.formats.exports import ExportError, TorchPipeline, save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Plan, Stages, layers
+from placeto.heuristics.plans import make_plan
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Stages
 from placeto.runtime.devices import open_devices
 from placeto.runtime.profiling import Profile, profile
 from placeto.runtime.torchrun import torchrun
@@ -70,8 +72,9 @@ def pipelines(factory: str, counts: tuple[int, ...], measured: Profile) -> dict[
         number = len(layers(problem, False).work_us)
         for shape, (devices, shares) in SHAPES.items():
             borders = tuple(round(number * share) for share in shares)
-            placement = Plan(devices, borders, number).placement(problem)
-            orders = [simulate(problem, placement, order=order) for order in bounded_orders(problem, placement)]
+            plan = make_plan(problem, devices, borders)
+            placement = plan.placement(problem)
+            orders = [simulate(problem, placement, order=o, plan=plan) for o in bounded_orders(problem, placement)]
             best = min(orders, key=lambda schedule: schedule.makespan_us)
             try:
                 found[shape, count] = torch_pipeline(best)

@@ -25,9 +25,10 @@ from placeto.formats.exports import ExportError
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import TorchTitan, save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import Plan, Stages
+from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Stages
 from placeto.simulator.schedule import Schedule, simulate
 
 BATCH = 24
@@ -69,7 +70,7 @@ def placed(devices: Stages, micro_batches: int) -> Schedule:
     options = CaptureOptions(micro_batches=micro_batches, settings=(f"batch={BATCH}",))
     graph = capture_factory(f"{titan_step.__file__}:net", options, "language")[0]
     problem = PlacementProblem(graph, load_cluster("4xv100"))
-    return simulate(problem, Plan.balanced(problem, devices).placement(problem))
+    return simulate(problem, make_plan(problem, devices))
 
 
 def main(config: OtherTools) -> None:

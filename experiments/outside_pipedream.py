@@ -27,10 +27,10 @@ from experiments.tables import markdown, rule
 from placeto.formats.pipedream import load
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Stages
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Stages
 from placeto.simulator.schedule import simulate
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

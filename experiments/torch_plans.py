@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +28,12 @@ from experiments.tables import markdown, rule
 from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Plan, all_plans, layers
+from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import Schedule, simulate
 
 FILE = torch_model.__file__
@@ -56,6 +60,9 @@ CASES = {
     "two replicas of two stages": Case(((0, 1), (2, 3)), "bounded"),
 }
 
+SETTINGS = ("4xv100", 8), ("4xv100", 16), ("8xv100", 16), ("2x4xv100", 8), ("2x4xv100", 16)
+"""Clusters of the second table, and numbers of micro-batches."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -67,14 +74,19 @@ class Trained:
     whole: tuple[float, ...]  # of each step of the whole model
 
 
+def captured_case(case: Case) -> ComputationGraph:
+    """The step of a case's model in its micro-batches."""
+    return capture_factory(f"{FILE}:{case.model}", CaptureOptions(micro_batches=case.micro_batches), case.model)[0]
+
+
 def placed(case: Case, graph: ComputationGraph, cluster: str = "4xv100") -> Schedule:
     """A plan of stages of equally many layers, in its order."""
     problem = PlacementProblem(graph, load_cluster(cluster))
     count, stages = len(layers(problem, False).work_us), len(case.devices)
-    placement = Plan(case.devices, tuple(count * n // stages for n in range(1, stages)), count).placement(problem)
+    plan = make_plan(problem, case.devices, tuple(count * n // stages for n in range(1, stages)))
     if case.order != "bounded":
-        return simulate(problem.under(case.order), placement)
-    return _best(problem, placement)
+        return simulate(problem.under(case.order), plan)
+    return _best(problem, plan)
 
 
 def trained(folder: Path, ranks: int, steps: int) -> Trained:
@@ -134,8 +146,7 @@ def main(config: TorchPlans) -> None:
     table = [head, rule(len(head))]
     for name, case in CASES.items():
         factory = f"{FILE}:{case.model}"
-        graph = capture_factory(factory, CaptureOptions(micro_batches=case.micro_batches), case.model)[0]
-        schedule = placed(case, graph)
+        schedule = placed(case, captured_case(case))
         made = torch_pipeline(schedule)
         with tempfile.TemporaryDirectory() as folder:
             save_torch_pipeline(made, Path(folder), factory)
@@ -151,29 +162,41 @@ def main(config: TorchPlans) -> None:
     _whole_chunks(config)
 
 
+class Grid(NamedTuple):
+    """A plan of stages with equally many replicas, in its best order."""
+
+    cluster: str
+    micro_batches: int
+    plan: Plan
+    schedule: Schedule
+
+
+def grids(layers: int, width: int, settings: Sequence[tuple[str, int]] = SETTINGS) -> Iterator[Grid]:
+    """All grids of a transformer with several stages, on each cluster in a number of micro-batches."""
+    for cluster, count in settings:
+        options = CaptureOptions(micro_batches=count, settings=(f"layers={layers}", f"width={width}", "batch=64"))
+        problem = PlacementProblem(capture_factory(f"{FILE}:net", options, "net")[0], load_cluster(cluster))
+        for plan in all_plans(problem):
+            if len(plan.devices) > 1 and plan.even:
+                yield Grid(cluster, count, plan, _best(problem, plan))
+
+
 def _whole_chunks(config: TorchPlans) -> None:
     """The step of each grid of stages x replicas in its best order, by ops and in whole chunks."""
     head = ["cluster", "micro-batches", "stages x replicas", "by ops, ms", "as torch runs it, ms", "ratio"]
     table, ratios = [head, rule(len(head))], []
-    for cluster, count in (("4xv100", 8), ("4xv100", 16), ("8xv100", 16), ("2x4xv100", 8), ("2x4xv100", 16)):
-        options = CaptureOptions(
-            micro_batches=count, settings=(f"layers={config.layers}", f"width={config.width}", "batch=64")
-        )
-        problem = PlacementProblem(capture_factory(f"{FILE}:net", options, "net")[0], load_cluster(cluster))
-        for plan in all_plans(problem):
-            if len(plan.devices) < 2 or not plan.even(problem):
-                continue
-            schedule = _best(problem, plan.placement(problem))
-            ops, chunks = schedule.makespan_us, torch_pipeline(schedule).order.schedule.makespan_us
-            ratios.append(chunks / ops)
-            shape = f"{len(plan.devices)} x {len(plan.devices[0])}"
-            table.append([cluster, str(count), shape, f"{ops / 1e3:.1f}", f"{chunks / 1e3:.1f}", f"{ratios[-1]:.3f}"])
+    for cluster, count, plan, schedule in grids(config.layers, config.width):
+        ops, chunks = schedule.makespan_us, torch_pipeline(schedule).order.schedule.makespan_us
+        ratios.append(chunks / ops)
+        shape = f"{len(plan.devices)} x {len(plan.devices[0])}"
+        table.append([cluster, str(count), shape, f"{ops / 1e3:.1f}", f"{chunks / 1e3:.1f}", f"{ratios[-1]:.3f}"])
     print(f"{markdown(table)}\n")
     print(f"Mean ratio {np.mean(ratios):.3f} of {len(ratios)}, from {min(ratios):.3f} to {max(ratios):.3f}.")
 
 
-def _best(problem: PlacementProblem, placement: np.ndarray) -> Schedule:
-    found = [simulate(problem, placement, order=order) for order in bounded_orders(problem, placement)]
+def _best(problem: PlacementProblem, plan: Plan) -> Schedule:
+    placement = plan.placement(problem)
+    found = [simulate(problem, placement, order=order, plan=plan) for order in bounded_orders(problem, placement)]
     return min(found, key=lambda schedule: schedule.makespan_us)
 
 

@@ -223,7 +223,7 @@ def describe(schedule: Schedule) -> str:
 def _of_one_device(schedule: Schedule) -> str:
     """Return the makespan's ratio to that of the fastest device that holds the whole graph, as a phrase."""
     from placeto.evaluation.summary import ratio
-    from placeto.simulator.evaluator import best_single
+    from placeto.simulator.single_device import best_single
 
     problem, single = schedule.problem, best_single(schedule.problem)
     if single is None:

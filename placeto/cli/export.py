@@ -167,7 +167,6 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.cli.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
-    from placeto.formats.plan import load_plan
 
     options, folder, names = arguments.options, arguments.output, schedule.problem.cluster.device_names
     made = torch_pipeline(schedule)
@@ -185,14 +184,6 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
-    way = load_plan(arguments.placement)
-    if way is not None and way.shape.split(" stages ")[0] not in (str(len(modules)), way.shape):
-        note(f"the plan has {way.shape}: neighbouring stages on one device are one stage here")
-    if made.order.moved > 0.0:
-        note(
-            f"{made.order.moved:.1%} of the time is moved to another device: torch runs a backward pass "
-            "where its forward pass is"
-        )
     note_of_memory(made.step, schedule.problem.graph)
     if kept:
         note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")

@@ -94,8 +94,9 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     name, graph, _ = find_graph(given.graph, options)
     with within(PlacementError, given.placement):
         placement, order = file.devices(graph, cluster), file.op_order(graph)
-    kept = file.dispatch == "list" and given.dispatch is None
-    return name, file, simulate(PlacementProblem(graph, cluster, costs), placement, order=order if kept else None)
+        plan = file.plan_on(cluster)
+    kept, problem = file.dispatch == "list" and given.dispatch is None, PlacementProblem(graph, cluster, costs)
+    return name, file, simulate(problem, placement, order=order if kept else None, plan=plan)
 
 
 def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_us: float) -> None:

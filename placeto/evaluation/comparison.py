@@ -47,7 +47,7 @@ from placeto.problem.fields import (
 from placeto.problem.files import locked
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import best_single
+from placeto.simulator.single_device import best_single
 from placeto.simulator.threads import set_threads
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ class _Worker:
         self.placers: dict[PlacerSpec, Placer] = {}
 
     def run(self, job: Job) -> Row:
-        from placeto.heuristics.plans import PlanError
+        from placeto.problem.step.plan import PlanError
 
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()

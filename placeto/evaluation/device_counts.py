@@ -9,7 +9,7 @@ import numpy as np
 
 from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.subproblem import on_devices
-from placeto.simulator.evaluator import best_single
+from placeto.simulator.single_device import best_single
 
 if TYPE_CHECKING:
     from placeto.placers import Placer

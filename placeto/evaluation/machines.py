@@ -12,7 +12,8 @@ from placeto.formats.advice import data_parallel_advice
 from placeto.problem.fields import write_json
 from placeto.problem.units import format_us
 from placeto.simulator.data_parallel import DataParallel, data_parallel
-from placeto.simulator.evaluator import PlacementResult, best_single
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.single_device import best_single
 
 if TYPE_CHECKING:
     from placeto.placers import Placer

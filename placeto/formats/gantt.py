@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from placeto.formats.labels import OTHER, captions, color_labels
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_us
-from placeto.simulator.evaluator import best_single
+from placeto.simulator.single_device import best_single
 from placeto.terminal import drawable
 
 if TYPE_CHECKING:

@@ -33,6 +33,8 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
+from placeto.problem.step.plan import Plan
+from placeto.problem.step.plan_files import check_plan, plan_document, plan_of
 from placeto.simulator.schedule import PlacementError
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["PlacementError", "PlacementFile", "load_placement", "save_placement"]
 
 FORMAT = "placeto.placement/1"
-PLAN = "placeto.plan/1"  # a file that has a placement in one of its fields: see `placeto.formats.plan`
+PLANS = "placeto.plan/2", "placeto.plan/1"  # files with a placement in one of their fields: see `formats.plan`
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class PlacementFile:
     seconds: Annotated[float | None, optional(number())] = None
     order: Annotated[Mapping[str, list[str]] | None, optional(mapping(items(text, "an op")))] = None
     """Device name -> names of its ops, in the order in which they start."""
+    plan: Annotated[Mapping[str, Any] | None, optional(check_plan)] = None
+    """The plan whose placement it is: see `placeto.problem.step.plan_files`; None for a free placement."""
 
     def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """Return the device index of each op, (N,) int64, in the order of ``graph.op_names``.
@@ -83,6 +87,14 @@ class PlacementFile:
                 known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
                 raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
+
+    def plan_on(self, cluster: Cluster) -> Plan | None:
+        """Return the plan whose placement the file has; None for a free placement.
+
+        Raises:
+            PlacementError: the plan names a device that the cluster doesn't have, or contradicts itself.
+        """
+        return None if self.plan is None else plan_of(self.plan, cluster, PlacementError)
 
     def op_order(self, graph: ComputationGraph) -> np.ndarray | None:
         """Return an order of all ops, (N,) int64, in which each device's ops stand as the file lists them.
@@ -170,9 +182,15 @@ def load_placement(path: str | Path) -> PlacementFile:
     """
     document = read_json(path, PlacementError)
     with within(PlacementError, path):
-        if isinstance(document, dict) and document.get("format") == PLAN:
-            document = document.get("placement")
-        return placement_of(document)
+        return placement_of(placement_in(document))
+
+
+def placement_in(document: Any) -> Any:
+    """Return the document of a placement that stands in that of a plan file, with its plan; other documents as is."""
+    if not isinstance(document, dict) or document.get("format") not in PLANS:
+        return document
+    placement, plan = document.get("placement"), document.get("plan")
+    return placement if plan is None or not isinstance(placement, dict) else {**placement, "plan": plan}
 
 
 def placement_of(document: Any) -> PlacementFile:
@@ -233,4 +251,5 @@ def described(result: PlacementResult) -> PlacementFile:
         placer=result.placer or None,
         simulations=int(result.simulations),
         seconds=float(result.seconds),
+        plan=None if result.plan is None else plan_document(result.plan, cluster),
     )

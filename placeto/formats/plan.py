@@ -1,4 +1,6 @@
-"""Plan files (format "placeto.plan/1"): one way to run a step, with its simulated time, its memory and its placement.
+"""Plan files (format "placeto.plan/2"): one way to run a step, with its simulated time, its memory and its placement.
+
+The way is a plan, in the field "plan", or a free placement. Files of version 1 have a placement and no plan.
 
 A plan file can be given in place of a placement file: `placeto.formats.placement.load_placement` takes its placement.
 """
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from placeto.formats.placement import PLAN, PlacementError, PlacementFile, document_of, placement_of
+from placeto.formats.placement import PLANS, PlacementError, PlacementFile, document_of, placement_in, placement_of
 from placeto.problem.fields import (
     check_json_name,
     flag,
@@ -51,7 +53,7 @@ class PlanFile:
     room: Annotated[int, size]  # bytes of memory that this device has
     fits: Annotated[bool, flag]
     cluster_hash: Annotated[str, text]
-    placement: Annotated[PlacementFile, _placement]
+    placement: Annotated[PlacementFile, _placement]  # with the plan, if the way is one
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.
@@ -74,10 +76,12 @@ def load_plan(path: str | Path) -> PlanFile | None:
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
-    if not isinstance(document, dict) or document.get("format") != PLAN:
+    if not isinstance(document, dict) or (form := document.get("format")) not in PLANS:
         return None
     with within(PlacementError, path):
-        return PlanFile(**read_document(document, PLAN, "a plan", table_of(PlanFile), PlacementError))
+        fields = {key: value for key, value in document.items() if key != "plan" or form != PLANS[0]}
+        fields["placement"] = placement_in(document)
+        return PlanFile(**read_document(fields, str(form), "a plan", table_of(PlanFile), PlacementError))
 
 
 def save_plan(plan: PlanFile, path: str | Path) -> None:
@@ -88,5 +92,7 @@ def save_plan(plan: PlanFile, path: str | Path) -> None:
         OSError: the file can't be written.
     """
     check_json_name(path, PlacementError)
-    document: dict[str, Any] = {"format": PLAN, **vars(plan)}
-    write_json(document | {"memory": dict(plan.memory), "placement": document_of(plan.placement)}, path)
+    document: dict[str, Any] = {"format": PLANS[0], **vars(plan), "memory": dict(plan.memory)}
+    placement = document_of(plan.placement)
+    way = {"plan": placement.pop("plan")} if "plan" in placement else {}
+    write_json(document | way | {"placement": placement}, path)

@@ -14,7 +14,8 @@ import numpy as np
 from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import op_outputs
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, busy_us
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.single_device import busy_us
 
 Made = TypeVar("Made")
 Rule = Callable[[Evaluator, int], None]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.heuristics.common import group_sum, group_times
-from placeto.simulator.evaluator import Evaluator, busy_us
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.single_device import busy_us
 
 
 def try_single(evaluator: Evaluator, seed: int) -> None:

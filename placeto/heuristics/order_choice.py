@@ -12,8 +12,6 @@ import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
@@ -35,7 +33,7 @@ def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
 
 def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
     """The orders that a search chooses among; none with one micro-batch, one device, or no static order as dispatch."""
-    several = num_micro_batches(problem.graph) > 1
+    several = problem.graph.num_micro_batches > 1
     return STATIC_ORDERS if several and problem.dispatch in STATIC_ORDERS and problem.num_devices > 1 else ()
 
 
@@ -70,8 +68,3 @@ def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
     if evaluator.best is not None and not np.array_equal(evaluator.best, searched):
         try_bounded_orders(evaluator, evaluator.best)
     try_bounded_orders(evaluator, searched)
-
-
-def num_micro_batches(graph: ComputationGraph) -> int:
-    """M, the number of micro-batches of a graph; 1 if it isn't in micro-batches."""
-    return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)

@@ -16,25 +16,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from placeto.formats.exports.torch_stages import torch_refusal
-from placeto.formats.exports.units import LOSS
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.naive import try_single
-from placeto.heuristics.order_choice import choose_order, num_micro_batches, orders_to_try, try_bounded_orders
-from placeto.heuristics.plan_layers import layers
+from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan, PlanError, Stages, dealt
 from placeto.simulator.evaluator import Evaluator
 
-Stages = tuple[tuple[int, ...], ...]
-"""The devices of each stage."""
 Scored = tuple[float, "Plan", np.ndarray]
 """The score of a plan in microseconds, the plan, and its placement (N,)."""
 _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 of 36 cases, for a third more plans
@@ -47,10 +43,6 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches."""
     try_single(evaluator, seed)
     try_plans(evaluator, seed)
-
-
-class PlanError(ValueError):
-    """Raised if torch can run no plan of a step; the message says why."""
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
@@ -77,6 +69,8 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         PlanError: `even` is set, and torch can run none of the plans.
     """
     problem, refusals = evaluator.problem, list[str]()
+    for device in range(problem.num_devices):  # `single` has scored, or will score, these placements
+        evaluator.note_plan(make_plan(problem, ((device,),), ()), np.full(problem.num_ops, device))
     keep = partial(_torch_runs, problem, refusals) if even else _any
     decided = orders_to_try(problem)
     plans = score_plans(evaluator, keep)
@@ -87,7 +81,9 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     if not even:  # torch runs whole chunks, in orders of its own
         plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
-    if not plans:  # the best placement so far takes no longer than the work alone
+    if not plans:  # the best placement so far takes no longer than the work alone, or there is only one layer
+        if evaluator.best is None:
+            try_single(evaluator, seed)
         return
     (_, best, placement), *_ = plans
     placements = [placement for _, _, placement in plans[:_BEST]]
@@ -104,20 +100,20 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         try_bounded_orders(evaluator, placement)
 
 
-def _any(plan: Plan, placement: np.ndarray) -> bool:
+def _any(plan: Plan) -> bool:
     return True
 
 
-def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan, placement: np.ndarray) -> bool:
+def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan) -> bool:
     """Whether torch can run a plan; the reason why it can't is appended to `refusals`."""
-    if not plan.even(problem) or LOSS not in problem.graph.modules or num_micro_batches(problem.graph) == 1:
-        return plan.even(problem)
-    why = torch_refusal(problem, placement)
+    if not plan.even or LOSS not in problem.graph.modules or problem.graph.num_micro_batches == 1:
+        return plan.even
+    why = plan.refusal(problem)
     refusals += [why] if why else []
     return not why
 
 
-def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] = _any) -> list[Scored]:
+def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
     """Simulate all plans under the likeliest orders; returns them with their scores, the best first.
 
     The score of a plan is the best one under these orders. A part of the cluster is left out if the work alone takes
@@ -125,7 +121,7 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] =
 
     Args:
         evaluator: scores, and keeps the best.
-        keep: whether a plan, given with its placement, counts.
+        keep: whether a plan counts.
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
@@ -134,15 +130,15 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] =
         if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
             continue
         kept = list[tuple[Plan, np.ndarray]]()
-        for plan in all_plans(problem, devices):
+        for plan in filter(keep, all_plans(problem, devices)):
             placement = plan.placement(problem)
-            if placement.tobytes() not in met and keep(plan, placement):
+            if placement.tobytes() not in met:
                 met.add(placement.tobytes())
                 kept.append((plan, placement))
         scores = np.full(len(kept), math.inf)
         for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
             evaluator.reorder(order)
-            scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in kept])
+            scores = np.minimum(scores, [evaluator.score_plan(*plan) for plan in kept])
         found += [(score, *plan) for score, plan in zip(scores.tolist(), kept, strict=True)]
     return sorted(found, key=lambda each: each[0])
 
@@ -175,7 +171,7 @@ def move_borders(
     problem: PlacementProblem,
     plan: Plan,
     score: float,
-    keep: Callable[[Plan, np.ndarray], bool] = _any,
+    keep: Callable[[Plan], bool] = _any,
 ) -> Plan:
     """Move borders of stages by one layer, keep each move that helps, until none helps; returns the plan.
 
@@ -184,7 +180,7 @@ def move_borders(
         problem: the problem of the evaluator.
         plan: the plan to begin with.
         score: of this plan, in microseconds.
-        keep: whether a plan, given with its placement, counts.
+        keep: whether a plan counts.
     """
     better = True
     while better and not evaluator.exhausted:
@@ -192,9 +188,9 @@ def move_borders(
         for border in range(len(plan.borders)):
             for step in (-1, 1):
                 moved = plan.moved(border, step)
-                if moved is None or not keep(moved, placement := moved.placement(problem)):
+                if moved is None or not keep(moved):
                     continue
-                if (after := evaluator.score_ops(placement)) < score:
+                if (after := evaluator.score_plan(moved, moved.placement(problem))) < score:
                     plan, score, better = moved, after, True
     return plan
 
@@ -222,7 +218,7 @@ def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -
     own = np.arange(problem.num_devices) if devices is None else np.array(devices)
     several, found = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
     for whole in (False, True) if several else (False,):
-        grids = {stages: Plan.balanced(problem, stages, whole) for stages in _grids(problem, own, whole)}
+        grids = {stages: make_plan(problem, stages, None, whole) for stages in _grids(problem, own, whole)}
         found += [*grids.values(), *(plan for plan in _programmed(problem, own, whole) if plan.devices not in grids)]
     return found
 
@@ -233,13 +229,12 @@ def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[
     Neighbouring devices are either the replicas of one stage, or the stages of one replica. After these come the same
     stages interleaved, with several stages on each device, if there are enough layers.
     """
-    found = []
-    for stages in range(1, len(devices) + 1):
+    found, num_layers = [], len(layers(problem, whole))
+    for stages in range(1, min(len(devices), num_layers) + 1):
         replicas = len(devices) // stages
-        if len(devices) % stages == 0 and replicas <= num_micro_batches(problem.graph):
+        if len(devices) % stages == 0 and replicas <= problem.graph.num_micro_batches:
             found += [devices.reshape(stages, replicas), devices.reshape(replicas, stages).T]
     grids = [tuple(tuple(row) for row in grid.tolist()) for grid in found]
-    num_layers = len(layers(problem, whole).work_us)
     for each, grid in itertools.product(_INTERLEAVED, tuple(grids)):
         if 1 < len(grid) <= num_layers // each:
             turns = [grid if turn % 2 == 0 else grid[::-1] for turn in range(each)]
@@ -249,82 +244,42 @@ def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[
 
 def _programmed(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Plan]:
     """The plans of `stage_programs`, whose stages may have different numbers of replicas."""
-    cut, count = layers(problem, whole), num_micro_batches(problem.graph)
+    cut, count = layers(problem, whole), problem.graph.num_micro_batches
     speed = problem.num_devices * device_speeds(problem)[devices]
     sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth[np.ix_(devices, devices)]
     programs = stage_programs(cut.work_us, cut.parameters, sent, speed, bandwidth, count)
-    num_layers = len(cut.work_us)
     return [
-        Plan(tuple(tuple(devices[list(own)].tolist()) for own in stages), borders, num_layers, whole)
+        make_plan(problem, tuple(tuple(devices[list(replicas)].tolist()) for replicas in stages), borders, whole)
         for stages, borders in programs
     ]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """P stages of contiguous layers, each on some devices. The plan is interleaved if stages share devices."""
+def make_plan(
+    problem: PlacementProblem, devices: Stages, borders: Sequence[int] | None = None, whole: bool = False
+) -> Plan:
+    """Make the plan whose replicas take micro-batches in proportion to the speed of their devices.
 
-    devices: Stages
-    borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
-    num_layers: int
-    whole: bool = False  # whether the layers keep modules whole
+    Args:
+        problem: the problem whose graph is cut.
+        devices: (P, R) of each stage.
+        borders: (P-1,) first layer of each stage but the first; None = stages take as equal times, at the speed of
+            their devices, as whole layers allow.
+        whole: whether the layers keep modules whole.
+    """
+    speeds, work, count = device_speeds(problem), layers(problem, whole).work_us, problem.graph.num_micro_batches
+    taken = tuple(dealt(count, speeds[list(replicas)]) for replicas in devices)
+    if borders is None:
+        borders = _balanced(work, np.array([speeds[list(replicas)].sum() for replicas in devices]))
+    return Plan(devices, tuple(borders), taken, len(work), whole)
 
-    @classmethod
-    def balanced(cls, problem: PlacementProblem, devices: Stages, whole: bool = False) -> Plan:
-        """Make the plan whose stages take as equal times, at the speed of their devices, as whole layers allow."""
-        work = layers(problem, whole).work_us
-        speed = np.array([device_speeds(problem)[list(own)].sum() for own in devices])
-        low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
-        return cls(devices, _filled(work, speed * high)[0], len(work), whole)
 
-    @property
-    def interleaved(self) -> bool:
-        """Whether a device has several stages."""
-        return len({device for own in self.devices for device in own}) < sum(map(len, self.devices))
-
-    def moved(self, border: int, step: int) -> Plan | None:
-        """The plan with a border moved by `step` layers; None if a stage would then have no layer."""
-        borders = list(self.borders)
-        borders[border] += step
-        if any(a >= b for a, b in itertools.pairwise([0, *borders, self.num_layers])):
-            return None
-        return replace(self, borders=tuple(borders))
-
-    def even(self, problem: PlacementProblem) -> bool:
-        """Whether all stages have equally many replicas, which take turns and get equally many micro-batches."""
-        count, replicas, speeds = num_micro_batches(problem.graph), len(self.devices[0]), device_speeds(problem)
-        turns = np.arange(count) % replicas
-        dealt = [_deal(count, speeds[list(own)]) for own in self.devices]
-        same = all(len(own) == replicas for own in self.devices) and count % replicas == 0
-        return same and all(np.array_equal(row, turns) for row in dealt)
-
-    def placement(self, problem: PlacementProblem) -> np.ndarray:
-        """(N,) device of each op.
-
-        Parameters are spread over the replicas of their stage by their bytes, like other ops that belong to no
-        micro-batch. An op that is made from a parameter, such as its copy in 16 bits, is on the parameter's device.
-        """
-        graph, speeds = problem.graph, device_speeds(problem)
-        stage = np.searchsorted(self.borders, layers(problem, self.whole).number, side="right")
-        dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
-        placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
-        load, homes = np.zeros(problem.num_devices), {}
-        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # if M is 1, all ops have none
-        for op in graph.topological_order[free[graph.topological_order]].tolist():
-            key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
-            made_of = [of for of in graph.reads[op] if free[of]]
-            if key[1] == op and made_of:
-                homes[key] = int(placement[made_of[0]])
-            if key not in homes:
-                homes[key] = home = min(self.devices[stage[op]], key=lambda device: float(load[device]))
-                load[home] += graph.param_bytes[op] + 1
-            placement[op] = homes[key]
-        for op in np.flatnonzero(graph.colocation >= 0).tolist():
-            placement[op] = homes.setdefault((int(graph.colocation[op]), -1), placement[op])
-        return placement
+def _balanced(work: np.ndarray, speed: np.ndarray) -> tuple[int, ...]:
+    """The borders (P-1,) of stages of the speeds `speed` (P,) whose slowest stage takes the least time."""
+    low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
+    return _filled(work, speed * high)[0]
 
 
 def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
@@ -338,12 +293,3 @@ def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
             layer += 1
         borders.append(layer)
     return tuple(borders[:-1]), layer == len(work) and bool(taken <= room[-1])
-
-
-def _deal(count: int, speed: np.ndarray) -> np.ndarray:
-    """(M,) replica of each micro-batch: the one that would end it first, at the speeds (replicas,) given."""
-    done, dealt = np.zeros(len(speed)), np.empty(count, np.int64)
-    for micro_batch in range(count):
-        dealt[micro_batch] = replica = int(((done + 1) / speed).argmin())
-        done[replica] += 1
-    return dealt

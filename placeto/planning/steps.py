@@ -130,10 +130,9 @@ class PlannedStep:
 
     @cached_property
     def torch_refusal(self) -> str:
-        """Why `placeto export` can't write a pipeline for torch; "" if it can."""
-        from placeto.formats.exports.torch_stages import torch_refusal
-
-        return torch_refusal(self.placed.problem, self.placed.placement)
+        """Why torch can't run a pipeline; "" if it can."""
+        plan, problem = self.placed.plan, self.placed.problem
+        return "" if plan is None else plan.refusal(problem)
 
     def file(self, cluster: Cluster) -> PlanFile:
         """Return the content of a plan file for this way.

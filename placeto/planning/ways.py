@@ -8,20 +8,16 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.formats.exports.torch_stages import torch_refusal
 from placeto.heuristics.common import device_speeds
-from placeto.heuristics.order_choice import choose_order, num_micro_batches, orders_to_try, try_bounded_orders
-from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import Plan, move_borders, score_plans
+from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import make_plan, move_borders, score_plans
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
@@ -32,11 +28,14 @@ from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.units import format_bytes
-from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
+from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.single_device import best_single
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,16 +202,18 @@ def _in_parts(
     if single is None:
         busy = problem.busy_us.sum(axis=0)
         single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
-    found = [_planned(Kind.ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
-    if num_micro_batches(problem.graph) == 1:
+    device = int(single.placement[0])
+    alone = replace(_alone(single), plan=make_plan(problem, ((device,),), ()))
+    found = [_planned(Kind.ONE, problem.cluster.devices[device].name, count, alone, batch)]
+    if problem.graph.num_micro_batches == 1:
         return found + _whole_modules(problem, batch)
     groups, orders, best = group_ops(problem), orders_to_try(problem), dict[Kind, list[tuple[str, Plan]]]()
 
-    def kept(plan: Plan, placement: np.ndarray) -> bool:
-        return _works(problem, plan, placement) and (runnable_by is None or may_run(runnable_by, plan, problem))
+    def kept(plan: Plan) -> bool:
+        return _works(plan) and (runnable_by is None or may_run(runnable_by, plan))
 
     for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
-        shape = _shape(plan, problem.cluster)
+        shape = plan.shape(problem.cluster)
         others = best.setdefault(_kind(plan), [])
         if len(others) < _TRIED and shape not in [known for known, _ in others]:
             others.append((shape, plan))
@@ -224,41 +225,26 @@ def _in_parts(
             result, steps = _in_best_order(problem, groups, orders, plan), list[PlannedStep]()
             if kind == Kind.REPLICAS:
                 steps = _replicas(problem, plan, shape, count, result, batch)
-            elif made := _as_run(problem, plan, result, groups, runnable_by):
+            elif made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
                 steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
-            elif runnable_by == "torch" and (why := torch_refusal(problem, result.placement)):
+            elif runnable_by == "torch" and (why := plan.refusal(problem)):
                 refusals.append(why)
             shown += bool(steps)
             found += steps
     return found
 
 
-def _as_run(
-    problem: PlacementProblem, plan: Plan, result: PlacementResult, groups: Groups, runnable_by: RunnableBy
-) -> tuple[PlacementResult, PlacementResult] | None:
-    """Return a pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't run it.
-
-    Torch computes the loss with the stage before it. So a stage of the loss alone would have nothing to compute: then
-    None is returned, too. So it is if a plan has fewer stages in whole layers than its shape says.
-    """
-    stages = len([*groupby(plan.devices)])  # neighbouring ones on the same devices are one
-    made = as_run(runnable_by or "torch", result, groups, stages) or (None if runnable_by else (result, result))
-    return made if made and _works(problem, plan, made[0].placement) else None
-
-
-def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool:
-    """Whether a plan has several devices, and each of them computes something for a micro-batch."""
-    devices = {device for own in plan.devices for device in own}
-    busy = (problem.graph.micro_batches >= 0) & (problem.op_time.mean(axis=1) > 0.0)
-    return len(devices) > 1 and set(np.unique(placement[busy]).tolist()) == devices
+def _works(plan: Plan) -> bool:
+    """Whether a plan has several devices, and each of them takes a micro-batch."""
+    return len(plan.used) > 1 and all(itertools.chain(*plan.micro_batches))
 
 
 def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
-    evaluator.score_ops(placement)
+    evaluator.score_plan(plan, placement)
     choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), partial(_works, problem))
+    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement))
     if moved != plan:
         choose_order(evaluator, orders)
     for each in dict.fromkeys((plan, moved)) if orders else ():
@@ -268,32 +254,6 @@ def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str,
 
 def _kind(plan: Plan) -> Kind:
     return Kind.REPLICAS if len(plan.devices) == 1 else Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
-
-
-def _shape(plan: Plan, cluster: Cluster) -> str:
-    """Return a plan's shape, such as "2 stages x 4", "stages of 6, 2" or "8 replicas".
-
-    If the plan leaves devices idle, the shape also says which ones it uses; for replicas, only if the cluster has
-    several kinds of devices.
-    """
-    sizes = [len(own) for own in plan.devices]
-    used = {device for own in plan.devices for device in own}
-    some = "" if len(used) == len(cluster.devices) else f" {_on(used, cluster)}"
-    if len(sizes) == 1:
-        return f"{sizes[0]} replicas{some if len({device.kind for device in cluster.devices}) > 1 else ''}"
-    shape = f"{len(sizes)} stages x {sizes[0]}" if len(set(sizes)) == 1 else f"stages of {', '.join(map(str, sizes))}"
-    if not plan.interleaved:
-        return shape + some
-    turns = [number for number, own in enumerate(plan.devices) if own == plan.devices[0]]
-    return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
-
-
-def _on(devices: Iterable[int], cluster: Cluster) -> str:
-    """Return a phrase such as "on 2 devices"; if kinds differ in the cluster, such as "on 2 x v100 + 1 x p100"."""
-    counts = Counter(cluster.devices[device].kind for device in sorted(devices))
-    if len({device.kind for device in cluster.devices}) == 1:
-        return f"on {counts.total()} devices"
-    return f"on {' + '.join(f'{count} x {kind}' for kind, count in counts.items())}"
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
@@ -322,16 +282,16 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
     kinds, found = [device.kind for device in problem.cluster.devices], []
     order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not kinds[d].startswith(CPU)]
     for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
-        plan = Plan.balanced(problem, tuple((device,) for device in order[:count]))
-        if count > plan.num_layers:
+        if count > len(layers(problem, False)):
             continue
-        stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
+        plan = make_plan(problem, tuple((device,) for device in order[:count]))
+        stage = plan.layers(problem).stage(plan.borders)
         try:
             mapped = device_map(simulate(problem, np.array(order)[stage])).in_order
         except ExportError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            found.append(_planned(Kind.WHOLE, _on(order[:count], problem.cluster), 1, _alone(mapped), batch))
+            found.append(_planned(Kind.WHOLE, on_devices(order[:count], problem.cluster), 1, _alone(mapped), batch))
     return found
 
 
@@ -378,5 +338,5 @@ def _searched(
     placer, problem = load_placer("placeto"), problems[before.micro_batches]
     warm_up(placer, problem, simulations, None)
     result = placer(problem, simulations=simulations, seed=seed)
-    shape = _on(np.unique(result.placement).tolist(), problem.cluster)
+    shape = on_devices(np.unique(result.placement).tolist(), problem.cluster)
     return _planned(Kind.FREE, shape, before.micro_batches, result, before.batch)

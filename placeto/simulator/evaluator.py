@@ -5,6 +5,7 @@ Legend: N ops, G groups, D devices, B placements of a batch.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,14 @@ import numpy as np
 
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.step.plan import Plan
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
-from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.single_device import busy_us
 from placeto.simulator.threads import start_threads
 
 _PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
@@ -89,6 +92,7 @@ class Evaluator:
         self._batch = ProblemBatch((problem,), problem.arrays)
         self._chunks = Chunks()
         self._best = _Best(problem.dispatch)
+        self._plans: dict[bytes, Plan] = {}  # by the digest of its placement
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
         self._history: list[tuple[int, float, float]] = []
@@ -288,6 +292,15 @@ class Evaluator:
         self._offer(checked, makespan, overflow, order)
         return float(penalised(makespan, overflow))
 
+    def score_plan(self, plan: Plan, placement: np.ndarray, order: np.ndarray | None = None) -> float:
+        """Score the placement (N,) of a plan as `score_ops` does; if it is the best, the result has the plan."""
+        self.note_plan(plan, placement)
+        return self.score_ops(placement, order)
+
+    def note_plan(self, plan: Plan, placement: np.ndarray) -> None:
+        """Note the plan whose placement (N,) it is: if it is the best, the result has the plan."""
+        self._plans[_digest(placement)] = plan
+
     def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
         """Penalised makespans (B,) in microseconds of placements (B, G) of groups; inf for those beyond the budget.
 
@@ -332,6 +345,7 @@ class Evaluator:
         Simulating the latter to describe it doesn't count.
         """
         best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
+        plan = None if best.placement is None else self._plans.get(_digest(best.placement))
         if best.placement is None:
             schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
@@ -341,7 +355,15 @@ class Evaluator:
             order, schedule = as_listed(problem, placement, order)
             makespan, fits = schedule.makespan_us, schedule.fits
         return PlacementResult(
-            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), problem, order=order
+            placement,
+            makespan,
+            fits,
+            self.simulations,
+            self.seconds,
+            tuple(self._history),
+            problem,
+            order=order,
+            plan=plan,
         )
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
@@ -380,20 +402,10 @@ class Evaluator:
             self._observer.look(self._spent(*self._whole), self._best.key)
 
 
+def _digest(placement: np.ndarray) -> bytes:
+    return hashlib.sha1(np.ascontiguousarray(placement, np.int64).tobytes()).digest()
+
+
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
     """Sort key of placements, best first: whether memory is exceeded, then the penalised makespan."""
     return overflow > 0, penalised(makespan_us, overflow)
-
-
-def best_single(problem: PlacementProblem) -> Schedule | None:
-    """Return the fastest schedule with all ops on one device that fits; None if none does."""
-    for device in np.argsort(busy_us(problem), kind="stable"):
-        schedule = simulate(problem, np.full(problem.num_ops, device))
-        if schedule.fits:
-            return schedule
-    return None
-
-
-def busy_us(problem: PlacementProblem) -> np.ndarray:
-    """(D,) microseconds that each device would be busy with all ops, including overheads."""
-    return problem.busy_us.sum(axis=0)

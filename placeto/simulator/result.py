@@ -13,6 +13,7 @@ import numpy as np
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Plan
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -33,6 +34,7 @@ class PlacementResult:
     placer: str = ""  # name of the placer, if it has one
     order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
     whole_modules: tuple[str, ...] | None = None  # modules that were kept whole; None = any could be divided
+    plan: Plan | None = None  # the plan whose placement it is; None for a free placement
 
     def __post_init__(self) -> None:
         if len(gradient_sums(self.problem.graph).home):
@@ -47,7 +49,7 @@ class PlacementResult:
 
     def schedule(self) -> Schedule:
         """Simulate the placement, and return its schedule; the makespan is `makespan_us`."""
-        return simulate(self.problem, self.placement, order=self.order)
+        return simulate(self.problem, self.placement, order=self.order, plan=self.plan)
 
     @cached_property
     def peak_memory(self) -> dict[str, int]:

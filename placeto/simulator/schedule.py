@@ -29,6 +29,7 @@ from placeto.problem.fields import quote
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import copied_tensors
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
+from placeto.problem.step.plan import Plan
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
@@ -69,6 +70,7 @@ class Schedule:
     order: np.ndarray  # (N+S,) int64, ops and sends in the order of their starts: op i as i, send s as N + s
     edge_tensor: np.ndarray  # (E,) int64, tensor of each edge; after lowering, an op's edges may have another order
     lowering: Lowering  # the lowered problem that was simulated
+    plan: Plan | None = None  # the plan whose placement it is; None for a free placement
 
     @property
     def num_sends(self) -> int:
@@ -143,11 +145,14 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
 
 def simulate(
     problem: PlacementProblem,
-    placement: np.ndarray,
+    placement: np.ndarray | Plan,
     cutoff: float = math.inf,
     order: np.ndarray | None = None,
+    plan: Plan | None = None,
 ) -> Schedule:
     """Simulate one placement (N,) of integers in 0..D-1, under the problem's dispatch, and return its schedule.
+
+    In place of a placement, a plan may be given. With both, `plan` is the one that the placement is of.
 
     With an `order`, a permutation (N,) of the ops, each device runs its ops strictly in this order, whatever the
     dispatch is.
@@ -166,8 +171,11 @@ def simulate(
     Raises:
         TypeError: `problem` is no `PlacementProblem`.
         PlacementError: there isn't one device of the cluster for each op; the message says which devices are valid.
+        PlanError: the plan is for another step.
         OrderError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
+    if isinstance(placement, Plan):
+        plan, placement = placement, placement.placement(problem)
     array = check_placement(problem, placement)
     if array is placement:
         array = array.copy()
@@ -197,6 +205,7 @@ def simulate(
         order=np.where(order < ops, order, order - relays),
         edge_tensor=copied[_edge_tensor(problem, low)] if low is not flat else problem.graph.edge_tensor,
         lowering=Lowering(low, place, record),
+        plan=plan,
     )
 
 

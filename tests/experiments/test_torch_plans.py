@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.torch_plans import CASES, FILE, placed
-from placeto.cli.graphs import CaptureOptions, capture_factory
+from experiments.torch_plans import CASES, captured_case, placed
 from placeto.formats.exports import torch_pipeline
 
 
@@ -11,8 +10,6 @@ from placeto.formats.exports import torch_pipeline
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_is_exported_as_it_was_made(name: str) -> None:
     case = CASES[name]
-    options = CaptureOptions(micro_batches=case.micro_batches)
-    graph = capture_factory(f"{FILE}:{case.model}", options, case.model)[0]
-    made = torch_pipeline(placed(case, graph))
+    made = torch_pipeline(placed(case, captured_case(case)))
     assert tuple(zip(*made.stages.devices, strict=True)) == case.devices
     assert made.num_ranks == len({device for stage in case.devices for device in stage})

@@ -1,6 +1,5 @@
 """The layers of each device are found again in a placement, and rounded where it divides them."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,10 +7,11 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import Plan, layers
+from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import captured, chain, planned
 
@@ -55,8 +55,7 @@ def cut(graph: ComputationGraph, devices: list[int], modules: list[str], cluster
     problem = PlacementProblem(graph, load_cluster(cluster))
     number = layers(problem, False).number
     borders = [int(min(number[op] for op, path in enumerate(graph.modules) if path.startswith(at))) for at in modules]
-    plan = Plan(tuple((device,) for device in devices), tuple(borders), int(number.max()) + 1)
-    return simulate(problem, plan.placement(problem))
+    return simulate(problem, make_plan(problem, tuple((device,) for device in devices), borders))
 
 
 @pytest.mark.parametrize("graph", [TRAINING, INFERENCE], ids=["training", "inference"])
@@ -73,14 +72,16 @@ def test_the_layers_of_a_plan_are_found_again(graph: ComputationGraph) -> None:
 
 
 def test_a_layer_that_is_divided_goes_where_most_of_it_is() -> None:
-    schedule = cut(TRAINING, [0, 1], ["body.h.3"])
-    placement = schedule.placement.copy()
-    inner = [op for op, path in enumerate(TRAINING.modules) if path == "body.h.2"]  # its sum
-    placement[inner] = 1
-    made = whole_layers(simulate(schedule.problem, placement), "the tool")
-    assert made.counts == (3, 3)
-    assert 0.0 < made.moved < 0.2
-    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+    with torch.device("meta"):
+        blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(3)))
+        graph = capture_training(blocks, [torch.empty(32, 64)], lambda y: y.square().mean(), micro_batches=4)
+    problem = PlacementProblem(graph, load_cluster("2xv100"))
+    assert layers(problem, False).blocks.items.tolist() == [-1, 1, -1, 2, -1]  # two layers in each block
+    for border, kept in ((1, 2), (2, 2), (3, 4), (4, 4), (5, 4)):  # of halves, the first counts
+        made = whole_layers(simulate(problem, make_plan(problem, ((0,), (1,)), (border,))), "the tool")
+        assert made.schedule.plan == make_plan(problem, ((0,), (1,)), (kept,))
+        assert made.counts == (kept // 2, 3 - kept // 2)
+        assert (made.moved > 0.0) == (border != kept)
 
 
 def test_what_comes_before_and_behind_the_layers_may_be_a_stage() -> None:
@@ -97,15 +98,15 @@ def test_replicas_and_turns() -> None:
 
 def test_what_has_no_stages_of_layers_is_refused() -> None:
     schedule = cut(TRAINING, [0, 1], ["body.h.3"])
-    placement = schedule.placement.copy()
-    third = np.array([path.startswith("body.h.3") for path in TRAINING.modules]) & (TRAINING.micro_batches == 2)
-    placement[third] = 0
-    with pytest.raises(ExportError, match=r"micro-batches 0 and 2 .* after body\.h\.2; the tool has the same stages"):
-        whole_layers(simulate(schedule.problem, placement), "the tool")
+    with pytest.raises(ExportError, match=r"the placement has no plan, .*: place with --placer torch-pipeline"):
+        whole_layers(simulate(schedule.problem, schedule.placement), "the tool")
     plain = nn.Sequential()
     plain.add_module("one", nn.Linear(64, 64))
     plain.add_module("other", nn.Linear(64, 64))
     with pytest.raises(ExportError, match="has no list of layers"):
         whole_layers(planned(captured(plain), [(0,), (1,)]), "the tool")
-    with pytest.raises(ExportError, match="replicas run 2 to 3 micro-batches, the tool needs equally many"):
+    with pytest.raises(
+        ExportError,
+        match="replicas of its stages differ in number or in their micro-batches",
+    ):
         whole_layers(planned(captured(chain(), 5), [(0, 1), (2, 3)]), "the tool")

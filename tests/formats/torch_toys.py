@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
+from placeto.formats.placement import save_placement
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Plan, layers
+from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
 
 WIDTH = 64
@@ -32,13 +35,22 @@ def planned(
 ) -> Schedule:
     """Stages of equally many layers, in the best order that is made for them or in a static one."""
     problem = PlacementProblem(graph, load_cluster(cluster))
-    count, stages = len(layers(problem, False).work_us), len(devices)
+    count, stages = len(layers(problem, False)), len(devices)
     borders = tuple(count * number // stages for number in range(1, stages))
-    placement = Plan(tuple(map(tuple, devices)), borders, count).placement(problem)
+    plan = make_plan(problem, tuple(map(tuple, devices)), borders)
     if order != "bounded":
-        return simulate(problem.under(order), placement)
-    found = [simulate(problem, placement, order=order) for order in bounded_orders(problem, placement)]
+        return simulate(problem.under(order), plan)
+    placement = plan.placement(problem)
+    found = [simulate(problem, placement, order=order, plan=plan) for order in bounded_orders(problem, placement)]
     return min(found, key=lambda schedule: schedule.makespan_us)
+
+
+def save_planned(graph: ComputationGraph, cluster: str, devices: Sequence[Sequence[int]], path: str) -> None:
+    """The placement file of a plan."""
+    problem = PlacementProblem(graph, load_cluster(cluster))
+    plan, evaluator = make_plan(problem, tuple(map(tuple, devices))), Evaluator(problem)
+    evaluator.score_plan(plan, plan.placement(problem))
+    save_placement(evaluator.result(), path)
 
 
 class Skip(nn.Module):

@@ -11,12 +11,13 @@ from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.order_choice import choose_order
-from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import Plan, all_plans, try_plans
+from placeto.heuristics.plans import all_plans, make_plan, try_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 
@@ -37,14 +38,14 @@ GRAPH = chain(8)
 
 def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
-    plan = Plan.balanced(problem, ((0, 1), (2, 3)))
+    plan = make_plan(problem, ((0, 1), (2, 3)))
     assert plan.borders == (LAYERS // 2,)
     placement, layer = plan.placement(problem), layers(problem, False).number
     assert (placement // 2 == (layer >= plan.borders[0])).all()
     for micro_batch in range(8):
         used = {int(device) % 2 for device in placement[GRAPH.micro_batches == micro_batch]}
         assert used == {micro_batch % 2}
-    other = Plan.balanced(problem, ((0, 2), (1, 3))).placement(problem)
+    other = make_plan(problem, ((0, 2), (1, 3))).placement(problem)
     assert (other % 2 == (layer >= plan.borders[0])).all()
     for colour in set(GRAPH.colocation[GRAPH.colocation >= 0].tolist()):
         assert len(set(placement[GRAPH.colocation == colour].tolist())) == 1
@@ -62,7 +63,7 @@ def test_without_micro_batches_each_op_is_where_its_layer_is() -> None:
             return x
 
     problem = PlacementProblem(capture_inference(Sums(), [torch.empty(64, 64)]), load_cluster("2xv100"))
-    plan = Plan.balanced(problem, ((1,), (0,)))
+    plan = make_plan(problem, ((1,), (0,)))
     stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
     assert plan.placement(problem).tolist() == (1 - stage).tolist()
     assert set(stage.tolist()) == {0, 1}
@@ -70,12 +71,12 @@ def test_without_micro_batches_each_op_is_where_its_layer_is() -> None:
 
 def test_faster_devices_get_more_layers_and_more_micro_batches() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("2xv100+2xp100"))
-    load = np.bincount(Plan.balanced(problem, ((0, 1, 2, 3),)).placement(problem)[GRAPH.micro_batches >= 0])
+    load = np.bincount(make_plan(problem, ((0, 1, 2, 3),)).placement(problem)[GRAPH.micro_batches >= 0])
     assert load[0] == load[1] > load[2] == load[3] > 0
-    (border,) = Plan.balanced(problem, ((0, 1), (2, 3))).borders
+    (border,) = make_plan(problem, ((0, 1), (2, 3))).borders
     assert border > LAYERS // 2
-    assert Plan.balanced(problem, ((0, 1), (2, 3))).moved(0, -border) is None
-    moved = Plan.balanced(problem, ((0, 1), (2, 3))).moved(0, 1)
+    assert make_plan(problem, ((0, 1), (2, 3))).moved(0, -border) is None
+    moved = make_plan(problem, ((0, 1), (2, 3))).moved(0, 1)
     assert moved is not None
     assert moved.borders == (border + 1,)
 
@@ -94,7 +95,7 @@ def test_plans_and_orders_are_chosen_by_simulation() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("2x4xv100"))
     found = HEURISTICS["pipeline"](problem)
     every = [
-        simulate(problem.under(order), Plan.balanced(problem, devices).placement(problem)).makespan_us
+        simulate(problem.under(order), make_plan(problem, devices).placement(problem)).makespan_us
         for order in ("priority", "earlier-0.02")
         for devices in (grid(1), grid(2), across(2), grid(4), across(4), grid(8), ((0, 1, 2, 3, 4, 5), (6, 7)))
     ]
@@ -139,7 +140,7 @@ def test_devices_may_have_several_stages_so_that_the_first_and_the_last_layer_sh
     cut = layers(problem, False)
     plans = all_plans(problem)
     assert grid(4) * 2 in {plan.devices for plan in plans}
-    back = Plan.balanced(problem, grid(2) + grid(2)[::-1])
+    back = make_plan(problem, grid(2) + grid(2)[::-1])
     assert back in plans
     assert not any(len(plan.devices) > len(cut.work_us) for plan in plans)
     placement = back.placement(problem)
@@ -193,10 +194,7 @@ def test_a_budget_holds() -> None:
     single = PlacementProblem(chain(1), load_cluster("4xv100"))
     found = HEURISTICS["pipeline"](single)
     assert found.problem is single
-    assert (
-        found.makespan_us
-        <= simulate(single, Plan.balanced(single, ((0,), (1,), (2,), (3,))).placement(single)).makespan_us
-    )
+    assert found.makespan_us <= simulate(single, make_plan(single, ((0,), (1,), (2,), (3,)))).makespan_us
 
 
 class Block(nn.Module):

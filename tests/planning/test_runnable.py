@@ -9,7 +9,7 @@ from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import Plan
+from placeto.heuristics.plans import make_plan
 from placeto.planning.runnable import Tool, as_run, may_run
 from placeto.planning.steps import PIPELINES, Kind
 from placeto.planning.ways import plans_of
@@ -17,7 +17,6 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from tests.formats.test_whole_layers import TRAINING
 from tests.formats.torch_toys import WIDTH, captured, chain
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -42,8 +41,8 @@ BACK_TWICE = (*BACK, (0,), (1,))
 def test_tools_have_stages_on_devices_in_their_own_ways(
     devices: tuple[tuple[int, ...], ...], tools: tuple[Tool, ...]
 ) -> None:
-    plan = Plan(devices, tuple(range(1, len(devices))), 9)
-    assert tuple(tool for tool in TOOLS if may_run(tool, plan, PROBLEM)) == tools
+    plan = make_plan(PROBLEM, devices, tuple(range(1, len(devices))))
+    assert tuple(tool for tool in TOOLS if may_run(tool, plan)) == tools
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -63,21 +62,19 @@ def test_exports_take_the_plans(tool: Tool) -> None:
     assert {step.run_by for step in pipelines} == {RUN_BY[tool]}
 
 
-def test_a_plan_that_divides_a_layer_is_planned_anew() -> None:
-    problem = PlacementProblem(TRAINING, load_cluster("2xv100"))
+def test_a_plan_that_divides_a_block_is_planned_anew() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(3)))
+    problem = PlacementProblem(captured(model), load_cluster("2xv100"))
+    divided = make_plan(problem, ((0,), (1,)), (3,))
     evaluator = Evaluator(problem, group_ops(problem))
-    evaluator.score_ops(Plan.balanced(problem, ((0,), (1,))).placement(problem))
-    placement = evaluator.result().placement.copy()
-    inner = [op for op, path in enumerate(TRAINING.modules) if path == "body.h.1"]  # a sum
-    placement[inner] = 1
-    divided = Evaluator(problem, evaluator.groups)
-    divided.score_ops(placement)
-    made = as_run("torchtitan", divided.result(), evaluator.groups)
+    evaluator.score_plan(divided, divided.placement(problem))
+    made = as_run("torchtitan", evaluator.result(), evaluator.groups)
     assert made is not None
     found, run = made
+    assert found.plan is not None
+    assert found.plan.borders == (4,)
     assert run.makespan_us == torchtitan(found.schedule()).step.makespan_us
     assert whole_layers(found.schedule(), "torchtitan").moved == 0.0
-    assert found.makespan_us <= divided.result().makespan_us
 
 
 def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_state() -> None:

@@ -11,9 +11,9 @@ import placeto
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.plans import Plan, all_plans
+from placeto.heuristics.plans import all_plans
 from placeto.planning.steps import Kind, Plans
-from placeto.planning.ways import SHOWN, PlanningError, _shape, plan, plans_of, with_headroom
+from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -169,18 +169,6 @@ def test_what_takes_twice_as_long_is_told_as_a_ratio(plans: Plans) -> None:
 def test_a_next_way_that_is_not_the_next_row_is_called_the_best_of_another_kind(plans: Plans) -> None:
     one = next(step for step in plans.steps if step.kind == Kind.ONE)
     assert f"The best way of another kind is {one.name}: " in Plans((plans.best, plans.best, one), {}).advice()
-
-
-def test_where_devices_differ_a_shape_says_which_it_uses() -> None:
-    mixed, alike = load_cluster("2xrtx3090+1xrtx4090"), load_cluster("4xv100")
-    for devices, shape in (
-        (((2, 0),), "2 replicas on 1 x rtx3090 + 1 x rtx4090"),
-        (((0,), (1,)), "2 stages x 1 on 2 x rtx3090"),
-        (((0,), (1,), (2,)), "3 stages x 1"),
-    ):
-        assert _shape(Plan(devices, (), 4), mixed) == shape
-    assert _shape(Plan(((0, 1),), (), 4), alike) == "2 replicas"
-    assert _shape(Plan(((0,), (1,)), (), 4), alike) == "2 stages x 1 on 2 devices"
 
 
 def test_the_first_reason_is_told() -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.formats.exports.hooks import Units, module_units, with_whole_modules
-from placeto.formats.exports.units import LOSS, ExportError
+from placeto.formats.exports.units import ExportError
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.module_paths import inside
+from placeto.problem.graph.module_paths import LOSS, inside
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 

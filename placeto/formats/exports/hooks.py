@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.formats.exports.units import LOSS, in_forward, numbered, paths_of, tensor_names
+from placeto.formats.exports.units import numbered, paths_of, tensor_names
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
-from placeto.problem.graph.module_paths import holders, inside, unit_of
+from placeto.problem.graph.module_paths import LOSS, holders, inside, unit_of
+from placeto.problem.step.forward_pass import in_forward
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.formats.exports.units import LOSS, in_forward
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.module_paths import LOSS
+from placeto.problem.step.forward_pass import in_forward
 
 _CALL = re.compile(r"@(\d+)/")
 _NO_GRADIENT = {

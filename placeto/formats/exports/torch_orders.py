@@ -21,13 +21,12 @@ from placeto.formats.exports.torch_stages import TorchStages, torch_stages
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.step.plan import Chunk
 from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 
 _TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
-Chunk = tuple[int, str, int]
-"""The stage, kind (F, I, W or B) and micro-batch of a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +35,7 @@ class TorchOrder:
 
     chunks: tuple[tuple[Chunk, ...], ...]  # (D,) those of each device, in its order
     kinds: tuple[str, ...]  # (N,) the kind of each op's chunk: F, I, W or B; "" for an op in no chunk
-    schedule: Schedule  # of the placement, with ops in the order of the chunks
-    moved: float  # share of the time in ops that torch runs on another device than the placement
+    schedule: Schedule  # of the placement, with ops in the order of the chunks; its plan has these chunks
 
     def micro_batches(self, stages: TorchStages, replica: int) -> tuple[int, ...]:
         """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
@@ -59,24 +57,16 @@ class TorchOrder:
 
 
 def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) -> TorchOrder:
-    """Find the order of a placement's chunks, and simulate the placement in this order.
+    """Find the order of a plan's chunks, unless the plan has one, and simulate the placement in this order.
 
     Args:
         schedule: the schedule of the placement.
         stages: as `torch_stages` finds them in it.
         alike: whether all replicas run their chunks in the order of the first replica.
     """
-    problem, of, stage = schedule.problem, schedule.problem.graph.micro_batches, stages.stage
-    replica = np.zeros(max(map(max, stages.micro_batches)) + 1, np.int64)
-    for number, micro_batches in enumerate(stages.micro_batches):
-        replica[list(micro_batches)] = number
-    placement = schedule.placement.copy()
-    own = stage >= 0
-    placement[own] = np.array(stages.devices)[
-        replica[of[own]], stage[own]
-    ]  # gradients run where their forward pass does
-    time = np.where(own, schedule.finish_us - schedule.start_us, 0.0)
-    moved = float(time[placement != schedule.placement].sum() / time.sum())
+    problem, of, stage, plan = schedule.problem, schedule.problem.graph.micro_batches, stages.stage, stages.plan
+    placement, own = schedule.placement.copy(), stage >= 0
+    placement[own] = plan.device[stage[own], of[own]]  # also of ops without time beside a cut
     ops = schedule.order[schedule.order < problem.num_ops]
     base = simulate(problem, placement, order=ops)
     kind, sent = _kinds(base, stage)
@@ -87,12 +77,14 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     for number, part, micro_batch in tuple(members):  # torch asks for a backward pass of each stage
         if part == "F" and not any((number, other, micro_batch) in members for other in "BI"):
             members[number, "B", micro_batch] = []
-    lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
-    for chunk in _ordered(base, members, sent):
-        lists[stages.devices[replica[chunk[2]]][chunk[0]]].append(chunk)
+    lists: list[list[Chunk]] = [list(chunks) for chunks in plan.chunks] or [[] for _ in range(problem.num_devices)]
+    for chunk in () if plan.chunks else _ordered(base, members, sent):
+        lists[plan.device_of(chunk[0], chunk[2])].append(chunk)
     if alike:
         lists = _alike(lists, stages)
-    return TorchOrder(tuple(map(tuple, lists)), tuple(kind), _simulated(base, lists, members, sent), moved)
+    chunks = tuple(map(tuple, lists))
+    ran = replace(_simulated(base, lists, members, sent), plan=replace(plan, chunks=chunks))
+    return TorchOrder(chunks, tuple(kind), ran)
 
 
 def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
@@ -113,7 +105,8 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
     started = best.schedule.order[best.schedule.order < problem.num_ops]
     order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
-    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order)
+    plan = best.schedule.plan
+    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=plan)
     return placed, pipeline_step(schedule, stages.stage, stages.devices, best.kinds)
 
 

@@ -3,15 +3,13 @@
 parallelism.py sets fields of torchtitan's configuration: the modules of each stage (``module_fqns_per_model_part``),
 the numbers of pipeline ranks and replicas, and schedule.csv (``pipeline_parallel_schedule_csv``), which all replicas
 run. torchtitan needs whole layers. Its stage s is on pipeline rank s mod P; or, with two stages a rank, the second
-stages go over the ranks in the opposite order. A placement that goes back over its devices so has one stage at the
-turn, which is cut in two.
+stages go over the ranks in the opposite order.
 
 Legend: S stages, R replicas, P pipeline ranks.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +59,7 @@ class TorchTitan:
     """A placement as torchtitan runs it."""
 
     layers: WholeLayers
-    stages: TorchStages  # without the cut at the turn
+    stages: TorchStages
     order: TorchOrder
     modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage
     renamed: bool  # whether `modules` has torchtitan's names, not the model's own
@@ -92,38 +90,22 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
             f"data_parallel_replicate_degree to {len(layers.devices)}"
         )
     stages = torch_stages(layers.schedule)
-    if stages.devices != layers.devices:
-        raise ExportError(
-            f"{name}: the last of its {len(layers.stages)} stages computes the loss alone, which torchtitan computes "
-            "with the stage before it: place on fewer devices"
-        )
     back = goes_back(layers.devices)
     if not back and not in_turns(layers.devices):
         raise ExportError(
             f"{name}: its stages don't go over the devices in the same order again and again, or once back, as those "
             "of torchtitan do: plan with --runnable-by torchtitan"
         )
-    order, size = torch_order(layers.schedule, stages, alike=True), len(layers.ranks[0])
-    spans = list(layers.stages)
-    if back:
-        first, end = spans[size - 1]
-        if end - first < 2:
-            raise ExportError(
-                f"{name}: the stage with {layers.modules[first]} has one layer; torchtitan, whose last rank has two "
-                "stages, needs two of them: place on fewer devices"
-            )
-        spans[size - 1 : size] = [(first, (first + end) // 2), ((first + end) // 2, end)]
+    order = torch_order(layers.schedule, stages, alike=True)
     written = order.rows(stages, 0)
     devices = stages.ranks[0]
     rows = [written[devices.index(device)] for device in layers.ranks[0]]
-    if back:
-        rows = [[cell for each in row for cell in _turned(each, size - 1)] for row in rows]
     own = "." in layers.modules[0] and layers.modules[0].count(".") == 1
     own &= all("." not in module for module in (*layers.before, *layers.behind))
     before = layers.before if own else ("tok_embeddings",)
     behind = layers.behind if own else ("norm", "lm_head")
     names = layers.modules if own else tuple(f"layers.{number}" for number in range(len(layers.modules)))
-    parts = [list(names[first:end]) for first, end in spans]
+    parts = [list(names[first:end]) for first, end in layers.stages]
     parts[0][:0], parts[-1] = before, [*parts[-1], *behind]
     return TorchTitan(layers, stages, order, tuple(map(tuple, parts)), not own, back, tuple(tuple(row) for row in rows))
 
@@ -160,23 +142,9 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
 
 
 def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether stages go over the devices of each replica and back, with one stage where they turn.
+    """Whether stages go over the devices of each replica and back, with two stages where they turn.
 
-    >>> [goes_back((row,)) for row in ((0, 1, 0), (0, 1, 2, 1, 0), (0, 1, 0, 1), (0,))]
-    [True, True, False, False]
+    >>> [goes_back((row,)) for row in ((0, 1, 1, 0), (0, 1, 0), (0, 1, 0, 1), (0,))]
+    [True, False, False, False]
     """
-    return all(len(row) > 1 and row == row[::-1] and len(row) == 2 * len(set(row)) - 1 for row in devices)
-
-
-def _turned(cell: str, turn: int) -> list[str]:
-    """Return the cells of a chunk after stage `turn` is cut in two, in the order in which they can run.
-
-    >>> _turned("1F0", 1), _turned("1I0", 1), _turned("2F0", 1), _turned("0B3", 1)
-    (['1F0', '2F0'], ['2I0', '1I0'], ['3F0'], ['0B3'])
-    """
-    stage, kind, micro_batch = re.findall(r"\d+|[A-Z]", cell)
-    number = int(stage)
-    if number != turn:
-        return [f"{number + (number > turn)}{kind}{micro_batch}"]
-    both = [f"{turn}{kind}{micro_batch}", f"{turn + 1}{kind}{micro_batch}"]
-    return both if kind == "F" else both[::-1]
+    return all(row == row[::-1] and len(row) == 2 * len(set(row)) for row in devices)

@@ -1,22 +1,17 @@
-"""Units, which are modules that are placed as a whole, in a graph: see `placeto.problem.graph.module_paths`.
+"""Units, which are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
 Legend: N ops, U units.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
-from placeto.problem.graph.module_paths import inside
-
-LOSS = "loss"
-"""Module path of the ops of a loss function, which is no module."""
-_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
+from placeto.problem.graph.module_paths import LOSS, inside
 
 
 class ExportError(ValueError):
@@ -77,14 +72,3 @@ def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[st
     for name in of_path.values():
         number.setdefault(name, len(number))
     return tuple(number), unit
-
-
-def in_forward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, whether an op is in the forward pass of any micro-batch; parameters and buffers are not."""
-    found = np.zeros(graph.num_ops, bool)
-    for op, (name, module, kind, part) in enumerate(
-        zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
-    ):
-        if kind not in TENSORS:
-            found[op] = part == "forward" if part else not _BACKWARD.match(name.removeprefix(module))
-    return found

@@ -1,24 +1,21 @@
-"""The layers that each device has in a placement, for tools that take a number of layers for each device.
+"""The layers that each device has in a plan, for tools that take a number of layers for each device.
 
-Layers are the modules of one list, such as ``h.0`` to ``h.11``. Of the lists that take at least half of the time of the
-forward pass, it is the one with the most modules. What is computed before the layers, such as an embedding, goes to the
-first stage. What is computed behind them, such as a norm and a head, goes to the last. A layer goes to the device on
-which most of its forward pass runs, and its backward pass goes with it.
+These tools call the blocks of a model its layers (`placeto.problem.step.blocks`). What is computed before the blocks,
+such as an embedding, goes to the first stage. What is computed behind them, such as a norm and a head, goes to the
+last. If a border of the plan is inside a block, the block goes to the stage that has more of its forward pass.
 
-Legend: N ops, L layers, S stages, R replicas, M micro-batches, D devices.
+Legend: N ops, L blocks, S stages, R replicas, M micro-batches, D devices.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from placeto.formats.exports.torch_stages import PLACE, replicas_of
-from placeto.formats.exports.units import LOSS, ExportError, in_forward, paths_of
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
-from placeto.problem.graph.module_paths import around, inside
+from placeto.formats.exports.torch_stages import NO_PLAN
+from placeto.formats.exports.units import ExportError, paths_of
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.borders import never_cut
+from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import Schedule, simulate
 
 ALONE = "place with --placer pipeline, without --micro-batches"
@@ -27,20 +24,20 @@ ALONE = "place with --placer pipeline, without --micro-batches"
 
 @dataclass(frozen=True, eq=False)
 class WholeLayers:
-    """S stages of contiguous layers on R replicas."""
+    """S stages of contiguous blocks on R replicas."""
 
-    modules: tuple[str, ...]  # (L,) in program order
-    before: tuple[str, ...]  # the outermost modules that compute before the layers
+    modules: tuple[str, ...]  # (L,) the blocks in program order
+    before: tuple[str, ...]  # the outermost modules that compute before the blocks
     behind: tuple[str, ...]  # the outermost modules that compute behind them
-    stages: tuple[tuple[int, int], ...]  # (S,) the first layer of each stage, and the one behind its last
+    stages: tuple[tuple[int, int], ...]  # (S,) the first block of each stage, and the one behind its last
     devices: tuple[tuple[int, ...], ...]  # (R, S) where each replica has each stage; a device may have several
     micro_batches: int  # M; 1 if the step has none
-    schedule: Schedule  # of the placement with whole layers
-    moved: float  # share of the time in ops that whole layers put on another device than the placement
+    schedule: Schedule  # of the plan with whole blocks
+    moved: float  # share of the time in ops that whole blocks put on another device than the placement
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """(S,) the number of layers of each stage; only the first and the last may have none."""
+        """(S,) the number of blocks of each stage; only the first and the last may have none."""
         return tuple(end - first for first, end in self.stages)
 
     @property
@@ -49,146 +46,64 @@ class WholeLayers:
         return tuple(tuple(dict.fromkeys(row)) for row in self.devices)
 
 
-def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLayers:
-    """Return the layers of each stage in a placement of a training step or an inference.
+def in_whole_layers(problem: PlacementProblem, plan: Plan, tool: str, trains: bool = True) -> Plan:
+    """Return the plan whose stages begin with blocks and that is most like a plan of a training step or an inference.
 
     Args:
-        schedule: the schedule of the placement.
+        problem: the problem of the plan.
+        plan: the plan; it keeps its stages if each of them has most of a block, and has fewer of them if not.
         tool: the name of the tool, for messages.
         trains: whether the tool trains, for messages.
 
     Raises:
-        ExportError: the graph has no list of layers, or micro-batches differ in more than the devices of their stages.
+        ExportError: the graph has no blocks, the layers no borders between them, or the replicas are uneven.
     """
-    problem, placement = schedule.problem, schedule.placement
-    graph, time = problem.graph, schedule.finish_us - schedule.start_us
-    instead = None if trains else ALONE
-    paths_of(graph)  # which refuses graphs without modules
-    split = bool((graph.micro_batches != NO_MICRO_BATCH).any())
-    of = graph.micro_batches if split else np.zeros(graph.num_ops, np.int64)
-    forward = in_forward(graph) & (of >= 0) & np.array([module != LOSS for module in graph.modules])
-    modules = _layers(graph, forward, time)
-    item = _items(graph, forward, of, modules)
-    count, last = int(of.max()) + 1, len(modules) + 1
-    spent = np.zeros((count, last + 1, problem.num_devices))
-    np.add.at(spent, (of[forward], item[forward], placement[forward]), time[forward])
-    where = spent.argmax(axis=2)
-    for number in (*range(last - 1, -1, -1), *range(1, last + 1)):  # what takes no time goes with its neighbour
-        idle = spent[:, number].sum(axis=1) == 0.0
-        where[idle, number] = where[idle, number + 1 if number == 0 else number - 1]
-    changes = where[:, 1:] != where[:, :-1]
-    if not (changes == changes[0]).all():
-        micro_batch, border = (int(index) for index in np.argwhere(changes != changes[0])[0])
+    name = problem.graph.name
+    paths_of(problem.graph)  # which refuses graphs without modules
+    if not plan.even:
+        instead = "place with --placer torch-pipeline" if trains else ALONE
         raise ExportError(
-            f"{graph.name}: micro-batches 0 and {micro_batch} change their device after different layers, such as "
-            f"after {_called(modules, border)}; {tool} has the same stages for all: {instead or PLACE}"
+            f"{name}: the replicas of its stages differ in number or in their micro-batches, {tool} needs equally many "
+            f"of each stage: {instead}"
         )
-    starts = np.append(0, np.flatnonzero(changes[0]) + 1)
-    replicas, groups = replicas_of(graph.name, where[:, starts], problem.cluster.device_names, tool, instead)
-    whole = _moved(
-        schedule, item, of, split, replicas[groups], np.searchsorted(starts, np.arange(last + 1), "right") - 1
-    )
-    ends = np.append(starts[1:], last + 1)
-    own = time * (item >= 0) * (of >= 0)
-    order = schedule.order[schedule.order < problem.num_ops]
-    return WholeLayers(
-        modules,
-        _outer(graph, forward, item, 0, modules),
-        _outer(graph, forward, item, last, modules),
-        tuple(
-            (max(first, 1) - 1, min(end, last) - 1) for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        ),
-        tuple(map(tuple, replicas.tolist())),
-        count,
-        simulate(problem, whole, order=order) if (whole != placement).any() else schedule,
-        float(own[whole != placement].sum() / (own.sum() or 1.0)),
-    )
-
-
-def _called(modules: tuple[str, ...], item: int) -> str:
-    return modules[item - 1] if item else f"what comes before {modules[0]}"
-
-
-def _layers(graph: ComputationGraph, forward: np.ndarray, time: np.ndarray) -> tuple[str, ...]:
-    """Return the paths of the layers (L,) in program order.
-
-    Raises:
-        ExportError: no list takes half of the time of the forward pass.
-    """
-    lists: dict[str, dict[str, float]] = {}
-    for op in np.flatnonzero(forward).tolist():
-        parts = graph.modules[op].split(".")
-        for depth in (depth for depth, part in enumerate(parts) if part.isdigit()):
-            members = lists.setdefault(".".join(parts[:depth]), {})
-            layer = ".".join(parts[: depth + 1])
-            members[layer] = members.get(layer, 0.0) + float(time[op])
-    half = float(time[forward].sum()) / 2
-    found = max((list(of) for of in lists.values() if sum(of.values()) >= half), key=len, default=[])
-    if len(found) < 2:
+    blocks = plan.layers(problem).blocks
+    if not blocks.modules:
         raise ExportError(
-            f"{graph.name} has no list of layers in which half of its forward pass is spent: only models of repeated "
+            f"{name} has no list of layers in which half of its forward pass is spent: only models of repeated "
             "layers, such as layers.0, layers.1, ..., can be divided by numbers of layers"
         )
-    return tuple(found)
+    return plan.recut(blocks.rounded(plan.borders))
 
 
-def _items(graph: ComputationGraph, forward: np.ndarray, of: np.ndarray, modules: tuple[str, ...]) -> np.ndarray:
-    """(N,) int64, the item of each op: 0 before the layers, 1 to L in a layer, L + 1 behind them, -1 if none is known.
-
-    Parameters and ops of the backward pass have the item of their module; the loss is behind the layers.
-    """
-    number = {path: place for place, path in enumerate(modules, start=1)}
-    depth = modules[0].count(".") + 1
-    layer = [number.get(".".join(path.split(".")[:depth]), 0) for path in graph.modules]
-    item = np.full(graph.num_ops, -1, np.int64)
-    for micro_batch in range(int(of.max()) + 1):
-        ops = np.flatnonzero(forward & (of == micro_batch)).tolist()  # ops of a captured graph are in program order
-        last = max(place for place, op in enumerate(ops) if layer[op])
-        now = 0
-        for place, op in enumerate(ops):
-            now = layer[op] or (now if place < last else len(modules) + 1)
-            item[op] = now
-    homes: dict[str, set[int]] = {LOSS: {len(modules) + 1}}
-    for op in np.flatnonzero(forward).tolist():
-        homes.setdefault(graph.modules[op], set()).add(int(item[op]))
-    for op in np.flatnonzero(item < 0).tolist():
-        home = homes.get(graph.modules[op], set())
-        item[op] = layer[op] or (next(iter(home)) if len(home) == 1 else -1)
-    return item
-
-
-def _moved(
-    schedule: Schedule, item: np.ndarray, of: np.ndarray, split: bool, devices: np.ndarray, stage: np.ndarray
-) -> np.ndarray:
-    """Return the placement (N,) with whole layers.
+def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLayers:
+    """Return the blocks of each stage in the plan of a training step or an inference.
 
     Args:
-        schedule: the schedule of the placement.
-        item: (N,) the item of each op, from `_items`.
-        of: (N,) the micro-batch of each op.
-        split: whether the step is in micro-batches; then a parameter may be on any replica.
-        devices: (M, S) the devices of each micro-batch.
-        stage: (L+2,) the stage of each item.
+        schedule: the schedule of the plan.
+        tool: the name of the tool, for messages.
+        trains: whether the tool trains, for messages.
+
+    Raises:
+        ExportError: the placement has no plan, or see `in_whole_layers`.
     """
-    graph, placement = schedule.problem.graph, schedule.placement.copy()
-    for op in np.flatnonzero(item >= 0).tolist():
-        own = stage[item[op]]
-        if (split and of[op] < 0) or graph.op_types[op] in TENSORS:
-            if placement[op] not in devices[:, own]:
-                placement[op] = devices[0, own]
-        else:
-            placement[op] = devices[of[op], own]
-    return placement
-
-
-def _outer(
-    graph: ComputationGraph, forward: np.ndarray, item: np.ndarray, number: int, modules: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the outermost modules of the ops of item `number`, without modules that contain layers."""
-    found: dict[str, None] = {}
-    for op in np.flatnonzero(forward & (item == number)).tolist():
-        for module in around(graph.modules[op]):
-            if not any(inside(layer, module) for layer in modules):
-                found.setdefault(module)
-                break
-    return tuple(found)
+    problem, graph = schedule.problem, schedule.problem.graph
+    if schedule.plan is None:
+        paths_of(graph)  # whose refusal says more
+        why = never_cut(graph) if trains else ""
+        raise ExportError(f"{graph.name}: {why or f'{NO_PLAN} torch-pipeline' if trains else f'{NO_PLAN} pipeline'}")
+    plan = in_whole_layers(problem, schedule.plan, tool, trains)
+    blocks, whole = plan.layers(problem).blocks, schedule
+    if plan != schedule.plan:
+        order = schedule.order[schedule.order < problem.num_ops]
+        whole = simulate(problem, plan, order=order)
+    time = (schedule.finish_us - schedule.start_us) * (graph.micro_batches >= 0 if plan.num_micro_batches > 1 else 1)
+    return WholeLayers(
+        blocks.modules,
+        blocks.before,
+        blocks.behind,
+        blocks.stages(plan.borders),
+        tuple(zip(*plan.devices, strict=True)),
+        plan.num_micro_batches,
+        whole,
+        float(time[whole.placement != schedule.placement].sum() / (time.sum() or 1.0)),
+    )

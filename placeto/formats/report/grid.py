@@ -110,8 +110,6 @@ def step_grid(schedule: Schedule) -> Grid:
     text += f"below, it takes {format_us(schedule.makespan_us)}."
     if len(stages.micro_batches) > 1:
         text += " Sums of gradients are drawn as Placeto's runtime has them: torch's replicas sum after their chunks."
-    if order.moved > 0.0:
-        text += f" {order.moved:.1%} of the time is moved to the stage of its forward pass, where torch computes it."
     return _grid(order.schedule, keys, text, whole=True)
 
 

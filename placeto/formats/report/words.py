@@ -11,7 +11,7 @@ from placeto.formats.labels import color_labels
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.critical_path import COMPUTE, DEVICE, IDLE, LAUNCH, LINK, TRANSFER
 from placeto.simulator.data_parallel import data_parallel
-from placeto.simulator.evaluator import best_single
+from placeto.simulator.single_device import best_single
 
 if TYPE_CHECKING:
     from placeto.simulator.critical_path import CriticalPath

@@ -56,6 +56,11 @@ class ComputationGraph(GraphArrays):
         return f"ComputationGraph({self.name!r}, {self.mode}: {counts})"
 
     @cached_property
+    def num_micro_batches(self) -> int:
+        """M, the number of micro-batches; 1 if the graph isn't in micro-batches."""
+        return max(1, int(self.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the content (name of the graph excluded), 64 hex digits."""
         digest = hashlib.sha256(f"{FORMAT}\n{self.mode}\n".encode())

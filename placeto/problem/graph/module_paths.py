@@ -1,25 +1,12 @@
-"""Paths of modules, such as "encoder.layers.3", and units, which are the blocks of a model and the modules beside them.
-
-A unit is the shortest prefix of a module's path that ends in a number, as `encoder.layers.3`, or the whole path where
-there is none. A module that is to stay whole is a unit, unless it is part of one.
-"""
+"""Paths of modules, such as ``encoder.layers.3``: which module is inside which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
 
-
-def unit_of(path: str, whole: Iterable[str] = ()) -> str:
-    """Return the unit to which a module belongs.
-
-    Args:
-        path: the path of the module.
-        whole: paths of modules that are to stay whole.
-    """
-    kept = [module for module in whole if inside(path, module)]
-    kept += [module for module in around(path) if module.rpartition(".")[2].isdigit()][:1]
-    return min(kept, key=len, default=path)
+LOSS = "loss"
+"""Module path of the ops of a loss function, which is no module."""
 
 
 def inside(path: str, module: str) -> bool:
@@ -43,3 +30,21 @@ def holders(paths: Iterable[str]) -> set[str]:
     ['a', 'a.b']
     """
     return {module for path in paths for module in around(path)[:-1]}
+
+
+def unit_of(path: str, whole: Iterable[str] = ()) -> str:
+    """Return the unit to which a module belongs: a block of the model, or a module beside the blocks.
+
+    A unit is the shortest prefix of a path that ends in a number, as ``encoder.layers.3``, or the whole path where
+    there is none.
+
+    Args:
+        path: the path of the module.
+        whole: paths of modules that are to stay whole: each is a unit, unless it is part of one.
+
+    >>> unit_of("encoder.layers.3.linear1"), unit_of("head.norm"), unit_of("head.norm", ["head"])
+    ('encoder.layers.3', 'head.norm', 'head')
+    """
+    kept = [module for module in whole if inside(path, module)]
+    kept += [module for module in around(path) if module.rpartition(".")[2].isdigit()][:1]
+    return min(kept, key=len, default=path)

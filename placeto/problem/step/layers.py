@@ -5,25 +5,48 @@ Legend: N ops, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import networkx as nx
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.blocks import Blocks, find_blocks
+from placeto.problem.step.borders import Borders, find_borders
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layers:
     """L layers of a graph, one after the other."""
 
+    graph: ComputationGraph
+    busy_us: np.ndarray  # (N,) us, mean time of each op over devices
     number: np.ndarray  # (N,) int64, layer of each op
     work_us: np.ndarray  # (L,) us, ops of all micro-batches, each at its mean time over devices
     parameters: np.ndarray  # (L,) bytes of parameters
     crossing: np.ndarray  # (L-1,) bytes that cross the border before each layer but the first, in one forward pass
+
+    def __len__(self) -> int:
+        return len(self.work_us)
+
+    @cached_property
+    def borders(self) -> Borders:
+        """Where a tool can cut the model between these layers, and why not elsewhere."""
+        return find_borders(self.graph, self.number, self.busy_us > 0.0, len(self))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks of the model, and which of these layers begin with a block."""
+        return find_blocks(self.graph, self.number, self.busy_us, len(self))
+
+    def stage(self, borders: Sequence[int]) -> np.ndarray:
+        """(N,) int64, the stage of each op, if the layers `borders` are the first of each stage but the first."""
+        return np.searchsorted(borders, self.number, side="right")
 
 
 @lru_cache(maxsize=16)
@@ -32,7 +55,7 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
 
     The forward pass of a micro-batch is cut where it goes on in another module, if at most as many bytes cross the cut
     as the cuts before and after it. No layer reads from a later one. So a recurrent network is cut between steps, or,
-    with `whole`, between its cells. Every other op joins one of these layers:
+    with `whole`, between its cells. The loss is in the last layer. Every other op joins one of these layers:
 
     - an op whose module is in layers, as of the backward pass: the last of these layers whose tensors it reads, or else
       the last of them, but none that is after a layer of a backward op that it reads from;
@@ -52,6 +75,8 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
     where = _runs(graph, busy)
     if whole:
         where = _with_whole_modules(graph, where)
+    computed = [run for run, module in zip(where, modules, strict=True) if module != LOSS]
+    last_before_loss = max(computed, default=0)
     runs_of: dict[str, list[int]] = {}
     for op in order:
         if where[op] >= 0 and where[op] not in (known := runs_of.setdefault(modules[op], [])):
@@ -82,10 +107,11 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
     crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
     beside = np.concatenate([[np.inf], crossing, [np.inf]])
     cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
+    cut[last_before_loss:] = False
     layer = np.concatenate([[0], cut.cumsum()])[where]
     parameters = np.where(np.array(graph.op_types) == "parameter", made, 0)
     work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
-    return Layers(layer, work_us, held, crossing[cut])
+    return Layers(graph, busy, layer, work_us, held, crossing[cut])
 
 
 def _bytes_made(graph: ComputationGraph) -> np.ndarray:

@@ -1,0 +1,232 @@
+"""A plan: how a training step in micro-batches is divided between devices, as people decide about it.
+
+A plan cuts the layers of a model into stages, gives each stage one or more devices, its replicas, and says which
+micro-batches each replica takes. A plan with one stage is data parallelism, and one with one replica of each stage is a
+pipeline. It may also say in which order each device runs the chunks of the step, and what the replicas of a stage
+shard.
+
+Legend: N ops, L layers, P stages, R replicas of a stage, M micro-batches, D devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import Layers, layers
+
+Stages = tuple[tuple[int, ...], ...]
+"""(P, R) the devices of each stage; stages may have different numbers of them."""
+Chunk = tuple[int, str, int]
+"""The stage, kind and micro-batch of a chunk. F is the forward pass, I the backward pass for inputs, W that for
+weights, and B the whole backward pass."""
+CHUNKS = "F", "I", "W", "B"
+SHARDED = range(4)
+"""Stages of ZeRO (Rajbhandari et al., SC 2020, arXiv 1910.02054): 0 shards nothing, 1 the optimizer's state, 2 also
+gradients, 3 also weights."""
+
+
+class PlanError(ValueError):
+    """A plan that contradicts itself or its step; the message says where, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """P stages of contiguous layers, each on some devices. The plan is interleaved if stages share devices.
+
+    Raises:
+        PlanError: the fields contradict each other.
+    """
+
+    devices: Stages  # (P, R) number of each replica's device, by stage
+    borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]  # (P, R, ...) those that each replica takes, ascending
+    num_layers: int  # L
+    whole: bool = False  # whether the layers keep modules whole that are called more than once
+    chunks: tuple[tuple[Chunk, ...], ...] = ()  # (D,) the order of each device; () = a static order of ops decides
+    sharding: tuple[int, ...] = ()  # (P,) one of `SHARDED` for each stage; () = nothing is sharded
+
+    def __post_init__(self) -> None:
+        stages = len(self.devices)
+        if not stages or len(self.borders) != stages - 1 or len(self.micro_batches) != stages:
+            raise PlanError(
+                f"a plan of {stages} stages needs {max(stages - 1, 0)} borders and {stages} lists of micro-batches, "
+                f"not {len(self.borders)} and {len(self.micro_batches)}"
+            )
+        if any(first >= end for first, end in itertools.pairwise((0, *self.borders, self.num_layers))):
+            raise PlanError(f"borders {self.borders} leave a stage of a plan of {self.num_layers} layers without layer")
+        count = self.num_micro_batches
+        for stage, (devices, taken) in enumerate(zip(self.devices, self.micro_batches, strict=True)):
+            if len(set(devices)) != len(devices) or len(taken) != len(devices):
+                raise PlanError(f"stage {stage} needs different devices, and a list of micro-batches for each of them")
+            if sorted(itertools.chain(*taken)) != list(range(count)):
+                raise PlanError(f"the replicas of stage {stage} must take each of the {count} micro-batches once")
+        if self.sharding and (len(self.sharding) != stages or set(self.sharding) - set(SHARDED)):
+            raise PlanError(f"sharding needs one of 0, 1, 2, 3 for each of {stages} stages, not {self.sharding}")
+        ran = Counter((device, *chunk) for device, own in enumerate(self.chunks) for chunk in own)
+        for device, stage, kind, micro_batch in ran:
+            known = stage in range(stages) and kind in CHUNKS and micro_batch in range(count)
+            if not known or self.device_of(stage, micro_batch) != device or ran[device, stage, kind, micro_batch] > 1:
+                raise PlanError(f"device {device} can't run chunk {stage}{kind}{micro_batch} of the plan, or not again")
+
+    @cached_property
+    def num_micro_batches(self) -> int:
+        """M."""
+        return sum(map(len, self.micro_batches[0]))
+
+    @cached_property
+    def device(self) -> np.ndarray:
+        """(P, M) int64, where each stage runs each micro-batch."""
+        found = np.empty((len(self.devices), self.num_micro_batches), np.int64)
+        for stage, (devices, taken) in enumerate(zip(self.devices, self.micro_batches, strict=True)):
+            for device, micro_batches in zip(devices, taken, strict=True):
+                found[stage, list(micro_batches)] = device
+        return found
+
+    def device_of(self, stage: int, micro_batch: int) -> int:
+        """The device on which a stage runs a micro-batch."""
+        return int(self.device[stage, micro_batch])
+
+    @property
+    def used(self) -> frozenset[int]:
+        """The devices that have a stage."""
+        return frozenset(itertools.chain(*self.devices))
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a device has several stages."""
+        return len(self.used) < sum(map(len, self.devices))
+
+    @property
+    def even(self) -> bool:
+        """Whether all stages have equally many replicas, which take turns and get equally many micro-batches."""
+        replicas, count = len(self.devices[0]), self.num_micro_batches
+        turns = tuple(tuple(range(replica, count, replicas)) for replica in range(replicas))
+        return count % replicas == 0 and all(taken == turns for taken in self.micro_batches)
+
+    def moved(self, border: int, step: int) -> Plan | None:
+        """The plan with a border moved by `step` layers; None if a stage would then have no layer."""
+        borders = list(self.borders)
+        borders[border] += step
+        if any(first >= end for first, end in itertools.pairwise([0, *borders, self.num_layers])):
+            return None
+        return self.recut(borders)
+
+    def recut(self, borders: Sequence[int]) -> Plan:
+        """The plan with other borders (P-1,), ascending; a stage that is left without layers is left out."""
+        kept, firsts = list[int](), list[int]()
+        ends = (*borders, self.num_layers)
+        for stage, (first, end) in enumerate(zip((0, *borders), ends, strict=True)):
+            if first < end:
+                kept.append(stage)
+                firsts.append(first)
+        return replace(
+            self,
+            devices=tuple(self.devices[stage] for stage in kept),
+            borders=tuple(firsts[1:]),
+            micro_batches=tuple(self.micro_batches[stage] for stage in kept),
+            sharding=tuple(self.sharding[stage] for stage in kept) if self.sharding else (),
+            chunks=self.chunks if tuple(borders) == self.borders else (),
+        )
+
+    def layers(self, problem: PlacementProblem) -> Layers:
+        """The layers of the step that the plan cuts.
+
+        Raises:
+            PlanError: the plan is for a step of another number of layers or micro-batches.
+        """
+        found = layers(problem, self.whole)
+        count = problem.graph.num_micro_batches
+        if (len(found), count) != (self.num_layers, self.num_micro_batches):
+            raise PlanError(
+                f"the plan is for {self.num_layers} layers in {self.num_micro_batches} micro-batches, "
+                f"{problem.graph.name} has {len(found)} layers in {count}: plan this step anew"
+            )
+        return found
+
+    def refusal(self, problem: PlacementProblem) -> str:
+        """Return the reason why a tool that trains pipelines can't run the plan, as torch does; "" if it can."""
+        if not self.even:
+            return (
+                "its replicas differ in number or in their micro-batches, and torch needs equally many of each stage: "
+                "plan with --runnable-by torch"
+            )
+        return self.layers(problem).borders.refusal(self.borders)
+
+    def placement(self, problem: PlacementProblem) -> np.ndarray:
+        """(N,) device of each op.
+
+        Parameters are spread over the replicas of their stage by their bytes, like other ops that belong to no
+        micro-batch. An op that is made from a parameter, such as its copy in 16 bits, is on the parameter's device.
+
+        Raises:
+            PlanError: the plan is for another step.
+        """
+        graph = problem.graph
+        stage = self.layers(problem).stage(self.borders)
+        placement = self.device[stage, np.maximum(graph.micro_batches, 0)]
+        load, homes = np.zeros(problem.num_devices), dict[tuple[int, int], int]()
+        free = (graph.micro_batches == NO_MICRO_BATCH) & (self.num_micro_batches > 1)  # if M is 1, all ops have none
+        for op in graph.topological_order[free[graph.topological_order]].tolist():
+            key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
+            sources = [source for source in graph.reads[op] if free[source]]
+            if key[1] == op and sources:
+                homes[key] = int(placement[sources[0]])
+            if key not in homes:
+                homes[key] = home = min(self.devices[stage[op]], key=lambda device: float(load[device]))
+                load[home] += graph.param_bytes[op] + 1
+            placement[op] = homes[key]
+        for op in np.flatnonzero(graph.colocation >= 0).tolist():
+            placement[op] = homes.setdefault((int(graph.colocation[op]), -1), placement[op])
+        return placement
+
+    def shape(self, cluster: Cluster) -> str:
+        """Return stages and replicas, such as "2 stages x 4", "stages of 6, 2" or "8 replicas".
+
+        If the plan leaves devices idle, the shape also says which ones it uses; for replicas, only if the cluster has
+        several kinds of devices.
+        """
+        sizes = [len(devices) for devices in self.devices]
+        some = "" if len(self.used) == len(cluster.devices) else f" {on_devices(self.used, cluster)}"
+        if len(sizes) == 1:
+            return f"{sizes[0]} replicas{some if len({device.kind for device in cluster.devices}) > 1 else ''}"
+        equal = len(set(sizes)) == 1
+        shape = f"{len(sizes)} stages x {sizes[0]}" if equal else f"stages of {', '.join(map(str, sizes))}"
+        if not self.interleaved:
+            return shape + some
+        turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
+        return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+
+
+def on_devices(devices: Iterable[int], cluster: Cluster) -> str:
+    """Return a phrase such as "on 2 devices"; if kinds differ in the cluster, such as "on 2 x v100 + 1 x p100"."""
+    counts = Counter(cluster.devices[device].kind for device in sorted(devices))
+    if len({device.kind for device in cluster.devices}) == 1:
+        return f"on {counts.total()} devices"
+    return f"on {' + '.join(f'{count} x {kind}' for kind, count in counts.items())}"
+
+
+def dealt(count: int, speed: Sequence[float] | np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """Deal micro-batches to replicas, each to the replica that would end it first.
+
+    Args:
+        count: M.
+        speed: (R,) of the replicas' devices.
+
+    >>> dealt(4, [1.0, 1.0]), dealt(4, [2.0, 1.0])
+    (((0, 2), (1, 3)), ((0, 1, 3), (2,)))
+    """
+    done, taken = np.zeros(len(speed)), [list[int]() for _ in speed]
+    for micro_batch in range(count):
+        replica = int(((done + 1) / np.asarray(speed)).argmin())
+        taken[replica].append(micro_batch)
+        done[replica] += 1
+    return tuple(map(tuple, taken))
