@@ -130,9 +130,9 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> li
         if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
             continue
         kept = list[tuple[Plan, np.ndarray]]()
-        for plan in filter(keep, all_plans(problem, devices)):
-            placement = plan.placement(problem)
-            if placement.tobytes() not in met:
+        for plan in all_plans(problem, devices):
+            plan = plan if keep(plan) else plan.joined()  # a tool may be unable to cut where a plan turns back
+            if keep(plan) and (placement := plan.placement(problem)).tobytes() not in met:
                 met.add(placement.tobytes())
                 kept.append((plan, placement))
         scores = np.full(len(kept), math.inf)

@@ -78,7 +78,7 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
         if part == "F" and not any((number, other, micro_batch) in members for other in "BI"):
             members[number, "B", micro_batch] = []
     lists: list[list[Chunk]] = [list(chunks) for chunks in plan.chunks] or [[] for _ in range(problem.num_devices)]
-    for chunk in () if plan.chunks else _ordered(base, members, sent):
+    for chunk in () if plan.chunks else _ordered(base, members, sent, stages):
         lists[plan.device_of(chunk[0], chunk[2])].append(chunk)
     if alike:
         lists = _alike(lists, stages)
@@ -148,14 +148,26 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     return kind, sent
 
 
-def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray) -> list[Chunk]:
-    """Return all chunks, each after those that it needs; of several that can be next, the earliest in the schedule."""
+def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray, stages: TorchStages) -> list[Chunk]:
+    """Return all chunks, each after those that it needs; of several that can be next, the earliest in the schedule.
+
+    Neighbouring stages on the same devices, as where a plan turns back, count as one stage: their chunks are as early
+    as those of the first of them, since nothing goes to another device between them.
+    """
     start, finish = schedule.start_us, schedule.finish_us
+    devices = stages.plan.devices
+    first = [0]  # (S,) the first of the neighbouring stages
+    for stage in range(1, len(devices)):
+        first.append(first[-1] if devices[stage] == devices[stage - 1] else stage)
+    together: dict[Chunk, list[int]] = {}
+    for (stage, kind, micro_batch), ops in members.items():
+        together.setdefault((first[stage], kind.replace("B", "I"), micro_batch), []).extend(ops)
     time = dict.fromkeys(members, 0.0)
-    for chunk, ops in members.items():
-        gone = [op for op in ops if sent[op]]
+    for stage, kind, micro_batch in members:
+        ops = together[first[stage], kind.replace("B", "I"), micro_batch]
+        gone = [op for op in ops if sent[op] and stages.stage[op] == first[stage]]
         if ops:
-            time[chunk] = float(finish[gone].max() if gone else start[ops].min())
+            time[stage, kind, micro_batch] = float(finish[gone].max() if gone else start[ops].min())
     graph = nx.DiGraph()
     graph.add_nodes_from(members)
     for chunk in members:

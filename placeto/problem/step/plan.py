@@ -120,6 +120,14 @@ class Plan:
             return None
         return self.recut(borders)
 
+    def joined(self) -> Plan:
+        """The plan without cuts between neighbouring stages on the same devices, as where it turns back."""
+        borders = [*self.borders, self.num_layers]
+        for stage in range(len(self.devices) - 1, 0, -1):
+            if self.devices[stage] == self.devices[stage - 1]:
+                borders[stage - 1] = borders[stage]  # which leaves the later one of the two no layer
+        return self.recut(borders[:-1])
+
     def recut(self, borders: Sequence[int]) -> Plan:
         """The plan with other borders (P-1,), ascending; a stage that is left without layers is left out."""
         kept, firsts = list[int](), list[int]()
