@@ -9,7 +9,7 @@ Legend: D devices, P parts, H hops.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,15 +72,6 @@ def over_hosts(devices: Sequence[int], host: np.ndarray) -> Routes:
         hops = [Hop(those[number % len(those)], device, those) for those in others]
         routes.append((Hop(device, None, together), *hops))
     return Routes(tuple(routes), tuple(routes))
-
-
-def leading_to(route: Route, devices: Collection[int]) -> set[int | None]:
-    """Return the devices on a route by way of which its part gets to `devices`."""
-    leading = set[int | None]()
-    for hop in reversed(route):
-        if hop.device in leading or any(end in devices for end in hop.ends):
-            leading |= {hop.device, hop.before}
-    return leading
 
 
 def shares(size: int, count: int) -> list[int]:

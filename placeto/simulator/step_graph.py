@@ -31,7 +31,7 @@ from placeto.problem.graph.labels import KEYS, LABELS, NAMES, NO_MICRO_BATCH
 from placeto.problem.graph.memory_fields import NOT_HELD
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
-from placeto.simulator.routes import Routes, leading_to
+from placeto.simulator.routes import Routes
 
 ADDITION = "aten.add"
 Record = dict[str, Any]
@@ -159,25 +159,21 @@ class StepGraph:
         Args:
             exchange: the parts.
             sent: (P,) each part, on the first device of its route.
-            devices: the devices that need all parts.
+            devices: the devices that need all parts; in a ring, all devices.
             whole: what they put together, for the names of ops.
             size: its bytes; 0 if it has memory of its own for the whole step.
         """
         read: dict[int, list[Output]] = {device: [] for device in devices}
-        routes = exchange.routes.sent
-        leading = [leading_to(route, read) for route in routes]
-        at = {(part, route[0].device): sent[part] for part, route in enumerate(routes)}
-        for hops in zip(*routes, strict=True):
+        at = {(part, route[0].device): sent[part] for part, route in enumerate(exchange.routes.sent)}
+        for hops in zip(*exchange.routes.sent, strict=True):
             for part, hop in enumerate(hops):
-                if hop.device not in leading[part]:
-                    continue
-                if hop.before is not None:
+                ends = [end for end in hop.ends if end in read]
+                if ends and hop.before is not None:
                     name = exchange.name(f"part {part} passed on", hop.device)
                     fields: Record = {"type": RELAY, "inputs": [at[part, hop.before]]} | exchange.output(part)
                     at[part, hop.device] = self.add(name, hop.device, exchange.fields | fields)
-                for end in hop.ends:
-                    if end in read:
-                        read[end].append(at[part, hop.device])
+                for end in ends:
+                    read[end].append(at[part, hop.device])
         gathered = dict[int, Output]()
         for device, parts in read.items():
             fields = {"type": GATHER, "inputs": parts, "outputs": [size]}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from placeto.simulator.routes import Hop, leading_to, over_hosts, ring, shares
+from placeto.simulator.routes import Hop, over_hosts, ring, shares
 
 
 def test_routes_over_hosts_worked_out_by_hand() -> None:
@@ -32,13 +32,6 @@ def test_each_part_has_all_devices_and_is_sent_from_where_it_is_summed_up(count:
                 assert sorted(end for hop in route for end in hop.ends) == list(range(count))
                 for number, hop in enumerate(route):
                     assert hop.before in [before.device for before in route[:number]] or number == 0
-
-
-def test_what_leads_to_a_device_is_the_way_there() -> None:
-    around = ring(range(5)).sent[0]  # from device 4 on
-    assert leading_to(around, {1}) == {None, 4, 0, 1}
-    over = over_hosts(range(6), np.array([0, 0, 1, 1, 2, 2])).sent[0]
-    assert leading_to(over, {5}) == {None, 0, 4}
 
 
 def test_shares_are_as_equal_as_possible() -> None:
