@@ -85,4 +85,4 @@ def _on_cores(devices: list[tuple[int, ...]], measured: bool) -> Schedule:
     if measured:
         fits |= {CHUNK: Fit(500.0, 0.0, 0.0), SPLIT: Fit(20.0, 0.0, 0.001), SUM: Fit(10.0, 0.0, 0.01)}
     problem = PlacementProblem(GRAPH, cluster, Profiled("", "", (), {"cpu": fits}))
-    return simulate(problem, on.placement)
+    return simulate(problem, on.placement, plan=on.plan)
