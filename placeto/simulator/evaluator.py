@@ -5,12 +5,12 @@ Legend: N ops, G groups, D devices, B placements of a batch.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 
@@ -299,7 +299,7 @@ class Evaluator:
 
     def note_plan(self, plan: Plan, placement: np.ndarray) -> None:
         """Note the plan whose placement (N,) it is: if it is the best, the result has the plan."""
-        self._plans[_digest(placement)] = plan
+        self._plans[sha256(np.ascontiguousarray(placement, np.int64)).digest()] = plan
 
     def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
         """Penalised makespans (B,) in microseconds of placements (B, G) of groups; inf for those beyond the budget.
@@ -345,7 +345,7 @@ class Evaluator:
         Simulating the latter to describe it doesn't count.
         """
         best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
-        plan = None if best.placement is None else self._plans.get(_digest(best.placement))
+        plan = None if best.placement is None else self._plans.get(sha256(best.placement).digest())
         if best.placement is None:
             schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
@@ -354,17 +354,8 @@ class Evaluator:
         if order is not None and len(problem.arrays.lowering):
             order, schedule = as_listed(problem, placement, order)
             makespan, fits = schedule.makespan_us, schedule.fits
-        return PlacementResult(
-            placement,
-            makespan,
-            fits,
-            self.simulations,
-            self.seconds,
-            tuple(self._history),
-            problem,
-            order=order,
-            plan=plan,
-        )
+        spent = self.simulations, self.seconds, tuple(self._history)
+        return PlacementResult(placement, makespan, fits, *spent, problem, order=order, plan=plan)
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
         scores, done = np.full(len(placements), math.inf), 0
@@ -400,10 +391,6 @@ class Evaluator:
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._observer is not None:
             self._observer.look(self._spent(*self._whole), self._best.key)
-
-
-def _digest(placement: np.ndarray) -> bytes:
-    return hashlib.sha1(np.ascontiguousarray(placement, np.int64).tobytes()).digest()
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

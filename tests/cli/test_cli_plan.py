@@ -153,7 +153,7 @@ def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest
     assert run(*words) == 0
     out, err = capsys.readouterr()
     assert "pipeline" not in out
-    assert re.search("no pipeline of net was found that torch runs: .* is read in stage 0 by 0 and in stage", err)
+    assert re.search("no pipeline of net was found that torch runs: .* is read before it by 0 and behind it by 5", err)
 
 
 def test_torch_leaves_out_activation_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "data parallel, fully sharded" in out
     assert "\npipeline" in out
-    told = f"{out.partition(' on ')[0]}: the model computes its loss itself; let it return its output, and give a loss"
+    told = "the model computes its loss itself; let it return its output, and give a loss"
     assert f"\nno pipeline can be exported for torch: {told}\n" in out
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.golden import RECORD, compare
 from experiments.golden_cells import BATCH, MICRO_BATCHES, MODELS, Cell, Cells, captured, compute, described, named
-from placeto.heuristics.plans import Plan
+from placeto.problem.step.plan import Plan
 
 RECORDED: Cells = json.loads(RECORD.read_text())
 
@@ -20,8 +20,8 @@ def test_numbers_are_near_those_of_the_record(group: str) -> None:
 
 
 def test_a_plan_is_named_by_its_devices_and_borders() -> None:
-    assert described(Plan(((0, 1), (2,)), (5,), 9)) == "0+1|2 at 5"
-    assert described(Plan(((0, 1),), (), 9, whole=True)) == "0+1 of whole modules"
+    assert described(Plan(((0, 1), (2,)), (5,), (((0,), (1,)), ((0, 1),)), 9)) == "0+1|2 at 5"
+    assert described(Plan(((0, 1),), (), (((0,), (1,)),), 9, whole=True)) == "0+1 of whole modules"
 
 
 def test_models_are_what_they_are_called() -> None:

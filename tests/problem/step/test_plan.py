@@ -37,7 +37,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         ({"chunks": (((0, "X", 0),), (), (), ())}, "device 0 can't run chunk 0X0"),
         (
             {"chunks": (((0, "F", 0), (0, "F", 0)), (), (), ())},
-            "device 0 can't run chunk 0F0 of the plan, or not again",
+            "chunk 0F0 of the plan, or not again",
         ),
     ):
         with pytest.raises(PlanError, match=told):
@@ -84,12 +84,8 @@ def test_every_plan_is_read_as_it_was_written() -> None:
     cluster = PROBLEM.cluster
     for number, each in enumerate(all_plans(PROBLEM)):
         sharded = replace(each, sharding=(number % 4,) * len(each.devices)) if number % 4 else each
-        chunks = tuple(
-            tuple(
-                (stage, "F", m) for stage in range(len(each.devices)) for m in range(4) if each.device_of(stage, m) == d
-            )
-            for d in range(4)
-        )
+        cells = [(device, stage, m) for (stage, m), device in np.ndenumerate(each.device)]
+        chunks = tuple(tuple((stage, "F", m) for at, stage, m in cells if at == device) for device in range(4))
         for written in (sharded, replace(sharded, chunks=chunks)):
             assert plan_of(plan_document(written, cluster), cluster, ValueError) == written
 
@@ -120,8 +116,9 @@ def test_a_result_has_the_plan_of_its_placement() -> None:
     assert evaluator.result().plan == PLAN
     assert evaluator.result().schedule().plan == PLAN
     assert evaluator.result().makespan_us == simulate(PROBLEM, PLAN).makespan_us
-    better = placement.copy()
-    better[np.flatnonzero(PROBLEM.op_time.sum(axis=1) == 0.0)[-1]] = 0
-    evaluator.score_ops(np.zeros(PROBLEM.num_ops, np.int64))
-    best = evaluator.result()
-    assert (best.plan == PLAN) == (best.makespan_us == simulate(PROBLEM, PLAN).makespan_us)
+    other = make_plan(PROBLEM, ((0, 1, 2, 3),))
+    evaluator.score_ops(other.placement(PROBLEM))  # as a search may meet it
+    assert simulate(PROBLEM, other).makespan_us < simulate(PROBLEM, PLAN).makespan_us
+    assert evaluator.result().plan is None
+    evaluator.note_plan(other, other.placement(PROBLEM))
+    assert evaluator.result().plan == other
