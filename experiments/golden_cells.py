@@ -24,12 +24,12 @@ from placeto.capture.trace import capture_training
 from placeto.formats.exports import ExportError, torch_pipeline
 from placeto.formats.exports.torch_orders import in_whole_chunks
 from placeto.heuristics.plans import all_plans
-from placeto.planning.replicas import replicated
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
 from placeto.simulator.data_parallel import data_parallel
+from placeto.simulator.replica_step import replicated
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
 

@@ -248,12 +248,14 @@ def main(config: OutsideAmp) -> None:
     print(f"The fastest of these {len(strategies)} took {measured.min():.2f} s. AMP's own numbers here are those of")
     print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.\n")
     replicas = next(strategy for strategy in strategies if strategy.stages == 1)
-    size = int(step_of(replicas, captured(replicas.micro_batch), machines()).parameter_bytes.sum())
+    graph = captured(replicas.micro_batch)
+    size = int(step_of(replicas, graph, machines()).parameter_bytes.sum())
     head = ["ms to exchange all weights and gradients", "round a ring", *DISPATCHES]
     rows = []
     for hosts in (1, 2, HOSTS):
         cluster = machines(hosts)
-        spans = [best_ring(cluster, size)[1], *(exchange_us(cluster, size, dispatch) for dispatch in DISPATCHES)]
+        ring_us = best_ring(PlacementProblem(graph, cluster), size)[1]
+        spans = [ring_us, *(exchange_us(cluster, size, dispatch) for dispatch in DISPATCHES)]
         rows.append([f"{hosts} x 4 GPUs", *(f"{span / 1e3:.0f}" for span in spans)])
     print(f"{markdown([head, rule(len(head)), *rows])}\n")
     print(f"{size / 1e9:.2f} GB; beside the ring, the simulator's own sums and copies under orders of dispatch.")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.micro_batching import COUNTS
-from placeto.planning.replicas import replicated
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes
 from placeto.simulator.memory_timeline import CATEGORIES, peak_by_category
+from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
 
 if TYPE_CHECKING:

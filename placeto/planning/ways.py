@@ -21,7 +21,6 @@ from placeto.heuristics.plans import make_plan, move_borders, ranked_plans
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.replicas import replicated
 from placeto.planning.runnable import Tool, as_run, may_run
 from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
@@ -34,6 +33,7 @@ from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
+from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.single_device import best_single
 

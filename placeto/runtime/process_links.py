@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
 from placeto.problem.costs.profiled import Fit
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.split_chunks import split_chunks
 from placeto.runtime.torchrun import TorchrunError, lines_of
 from placeto.runtime.transfers import REPEATS, SIZES, fitted
+from placeto.simulator.pipeline_step import CHUNK, SPLIT, SUM
 
 _WIDTH, _FEW, _MANY = 8, 4, 16  # width of the small layers; two numbers of micro-batches
 
@@ -36,7 +36,7 @@ class ProcessLinks(NamedTuple):
 
     bandwidth: np.ndarray  # (D, D) bytes/us
     latency_us: np.ndarray  # (D, D)
-    fits: Mapping[str, Fit]  # by `CHUNK`, `SPLIT` and `SUM` of `formats.exports.torch_step`; empty for one process
+    fits: Mapping[str, Fit]  # by `CHUNK`, `SPLIT` and `SUM` of `simulator.pipeline_step`; empty for one process
 
 
 def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:

@@ -3,7 +3,7 @@
 Each of D replicas runs the whole step on its own batch, which is as large as the graph's. Then the gradients are summed
 over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, Journal of Parallel and Distributed Computing 69, 2009): 2 (D - 1) rounds, in each of which every device
-sends a D-th of the gradients to the next.
+sends a D-th of the gradients to the next. Its transfers are simulated.
 
 Legend: D devices.
 """
@@ -15,9 +15,11 @@ from itertools import permutations
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster, crossings
+from placeto.problem.cluster import crossings
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.routes import ring, shares
 from placeto.simulator.schedule import simulate
+from placeto.simulator.step_graph import Exchange, StepGraph
 
 _ALL_RINGS = 8  # all rings are tried for at most this many devices
 
@@ -64,43 +66,43 @@ def data_parallel(problem: PlacementProblem) -> DataParallel:
     replicas = [simulate(problem, np.full(problem.num_ops, device)) for device in devices]
     peak = np.array([replica.peak_memory[device] for device, replica in zip(devices, replicas, strict=True)])
     gradients = int(problem.graph.trained_bytes.sum())
-    ring, time_us = best_ring(problem.cluster, gradients)
+    order, time_us = best_ring(problem, gradients)
     return DataParallel(
         replica_us=max(replica.makespan_us for replica in replicas),
         all_reduce_us=time_us,
         gradient_bytes=gradients,
-        ring=ring,
+        ring=order,
         peak_memory=peak,
         fits=bool((peak <= problem.cluster.memory).all()),
     )
 
 
-def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
-    """Return the ring over which all devices sum `size` bytes the fastest, and the microseconds that it takes.
+def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], float]:
+    """Return the ring over which all devices sum up `size` bytes, and the microseconds that it takes.
 
-    With up to eight devices it is the best of all rings. With more, it has the devices in their order.
-
-    >>> from placeto.problem.cluster import load_cluster
-    >>> best_ring(load_cluster("2xp100"), 12_000_000)  # two rounds of 6 MB at 12 GB/s and 15 us of latency each
-    ((0, 1), 1030.0)
+    With up to eight devices it is the ring whose busiest link is busy for the shortest time. With more, it has the
+    devices in their order. Additions take no time, because libraries add up a part while they receive it.
     """
-    if cluster.num_devices == 1 or size == 0:
-        return tuple(range(cluster.num_devices)), 0.0
-    chunk, masks = size / cluster.num_devices, crossings(cluster)
-    alone = cluster.latency_us + chunk / cluster.bandwidth
-    rest = tuple(range(1, cluster.num_devices))
-    best: tuple[float, tuple[int, ...]] = (np.inf, ())
-    for order in permutations(rest) if cluster.num_devices <= _ALL_RINGS else [rest]:
-        ring = (0, *order)
-        sends = np.array(ring), np.array((*order, 0))
-        slowest = float(alone[sends].max())
-        if slowest < best[0]:
-            for link, mask in zip(cluster.shared_links, masks, strict=True):  # a round's sends share it
-                crossed = mask[sends]
-                times = cluster.latency_us[sends] + crossed.sum() * chunk / link.bandwidth
-                slowest = max(slowest, float(times[crossed].max(initial=0.0)))
-            best = min(best, (slowest, ring))
-    return best[1], 2 * (cluster.num_devices - 1) * best[0]
+    cluster, devices = problem.cluster, tuple(range(problem.num_devices))
+    if len(devices) == 1 or size == 0:
+        return devices, 0.0
+    part, masks = size / len(devices), crossings(cluster)
+    alone = cluster.latency_us + part / cluster.bandwidth
+
+    def busy_us(order: tuple[int, ...]) -> list[float]:
+        """Return how long links are busy in a round, the busiest first."""
+        sends = [*order], [*order[1:], order[0]]
+        pairs = zip(cluster.shared_links, masks, strict=True)
+        shared = [float(mask[sends].sum()) * part / link.bandwidth for link, mask in pairs]
+        return sorted([*alone[sends].tolist(), *shared], reverse=True)
+
+    rings = ((0, *order) for order in permutations(devices[1:])) if len(devices) <= _ALL_RINGS else [devices]
+    best = min(rings, key=busy_us)
+    step = StepGraph(problem, np.zeros(problem.num_ops, np.int64))
+    parts = Exchange("{} on {}".format, shares(size, len(best)), ring(best), in_place=True, cost=lambda *_: {})
+    step.all_reduce(parts, best)
+    made, placement, order = step.built(listed=True)
+    return best, simulate(made, placement, order=order).makespan_us
 
 
 def ratio(time_us: float, other_us: float) -> float:

@@ -19,6 +19,8 @@ from experiments.outside_amp import (
     read_strategies,
     simulate_all,
 )
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.data_parallel import best_ring
 
 DATA = OutsideAmp().data
@@ -46,7 +48,8 @@ def test_devices_of_a_host_share_its_card() -> None:
 
 def test_an_exchange_within_a_host_sends_as_many_bytes_as_a_ring() -> None:
     size = 160_000_000
-    assert exchange_us(machines(1), size, "list") == pytest.approx(best_ring(machines(1), size)[1], rel=0.05)
+    problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), machines(1))
+    assert exchange_us(machines(1), size, "list") == pytest.approx(best_ring(problem, size)[1], rel=0.05)
 
 
 @needs_data

@@ -20,10 +20,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.problem.step.forward_pass import before_loss
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
@@ -178,7 +178,8 @@ def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> No
     found, run = in_whole_chunks(evaluator.result())
     stages = torch_stages(found.schedule())
     made = torch_order(found.schedule(), stages)
-    assert run.makespan_us == torch_step(made.schedule, stages, made.kinds).makespan_us
+    step = pipeline_step(made.schedule, stages.stage, stages.devices, made.kinds)
+    assert run.makespan_us == step.makespan_us
     assert made.schedule.makespan_us == found.makespan_us
     own = torch_order(schedule, stages).schedule.makespan_us
     static = [torch_order(simulate(schedule.problem.under("earlier-0.02"), schedule.plan), stages)]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
 from placeto.runtime.devices import open_devices
 from placeto.runtime.process_links import SIZES, _addition, process_links
 from placeto.runtime.profiling import profile
 from placeto.runtime.steps import real_training
 from placeto.runtime.torchrun import TorchrunError
+from placeto.simulator.pipeline_step import CHUNK, SPLIT, SUM
 
 
 @pytest.mark.slow

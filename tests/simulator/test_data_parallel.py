@@ -18,6 +18,11 @@ def problem_of(mode: str = "training", devices: int = 4, memory: int = 10**12) -
     return PlacementProblem(ComputationGraph.from_ops("two", ops, mode), toy_cluster(devices, memory=memory))
 
 
+def on(problem: PlacementProblem, **fields: object) -> PlacementProblem:
+    """The problem on a cluster with other fields."""
+    return PlacementProblem(problem.graph, replace(problem.cluster, **fields))  # type: ignore[arg-type]
+
+
 def test_a_step_of_four_replicas() -> None:
     """Six rounds of 200 bytes at 1 byte/us beside 1,500 us of computing."""
     step = data_parallel(problem_of())
@@ -28,9 +33,8 @@ def test_a_step_of_four_replicas() -> None:
 
 
 def test_latency_counts_in_every_round() -> None:
-    problem = problem_of()
-    slow = replace(problem.cluster, latency_us=np.full((4, 4), 7.0))
-    assert data_parallel(PlacementProblem(problem.graph, slow)).all_reduce_us == 1200.0 + 6 * 7.0
+    slow = on(problem_of(), latency_us=np.full((4, 4), 7.0))
+    assert data_parallel(slow).all_reduce_us == 1200.0 + 6 * 7.0
 
 
 def test_inference_and_one_device_send_nothing() -> None:
@@ -49,10 +53,10 @@ def test_the_slowest_device_decides() -> None:
 
 
 def test_the_ring_goes_around_slow_links() -> None:
-    cluster = toy_cluster(4)
+    problem = problem_of()
     bandwidth = np.full((4, 4), 10.0)
     bandwidth[0, 1] = bandwidth[1, 0] = bandwidth[2, 3] = bandwidth[3, 2] = 1.0
-    ring, time_us = best_ring(replace(cluster, bandwidth=bandwidth), 400)
+    ring, time_us = best_ring(on(problem, bandwidth=bandwidth), 400)
     assert time_us == 6 * 10.0
     assert {frozenset(pair) for pair in zip(ring, ring[1:] + ring[:1], strict=True)} == {
         frozenset(pair) for pair in ((0, 2), (2, 1), (1, 3), (3, 0))
@@ -62,15 +66,21 @@ def test_the_ring_goes_around_slow_links() -> None:
 def test_what_shares_a_link_divides_it() -> None:
     """Two of the three sends of a ring always cross a link that all but the first and last share."""
     link = SharedLink("switch", 1.0, ("gpu:0", "gpu:1", "gpu:2"), ("gpu:0", "gpu:1", "gpu:2"))
-    assert best_ring(replace(toy_cluster(3), shared_links=(link,)), 300)[1] == 4 * 3 * 100.0
+    assert best_ring(on(problem_of(devices=3), shared_links=(link,)), 300)[1] == 4 * 3 * 100.0
 
 
 @pytest.mark.parametrize("name", ["2x4xv100", "2x8xh100"])
 def test_hosts_in_their_order_cross_each_card_once(name: str) -> None:
     cluster = load_cluster(name)
-    ring, time_us = best_ring(cluster, 10**9)
+    ring, time_us = best_ring(PlacementProblem(problem_of().graph, cluster), 10**9)
     devices = cluster.num_devices
     card = min(link.bandwidth for link in cluster.shared_links)
     rounds = 2 * (devices - 1)
     assert time_us == pytest.approx(rounds * (cluster.latency_us.max() + 1e9 / devices / card), rel=1e-6)
     assert sorted(ring) == list(range(devices))
+
+
+def test_transfers_of_the_ring_are_those_of_the_simulator() -> None:
+    """On a K80, a link is busy for 25 us after each of the two transfers of half the bytes at 7,600 bytes/us."""
+    problem = PlacementProblem(problem_of().graph, load_cluster("2xk80"))
+    assert best_ring(problem, 15_200_000)[1] == 2 * (1000.0 + 25.0)

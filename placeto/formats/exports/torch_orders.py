@@ -12,17 +12,18 @@ Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
 
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.step.plan import Chunk
+from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -92,7 +93,7 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
 
     The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). The second result is of another graph: see `torch_step`.
+    plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
 
     Raises:
         ExportError: torch can't run the placement.
@@ -107,7 +108,7 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
     plan = best.schedule.plan
     placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=plan)
-    return placed, torch_step(schedule, stages, best.kinds)
+    return placed, pipeline_step(schedule, stages.stage, stages.devices, best.kinds)
 
 
 def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:
@@ -128,24 +129,25 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     """
     graph = schedule.problem.graph
     backward = np.array([part in BACKWARD_PASSES for part in graph.passes]) & (stage >= 0)
-    needed, sent = np.zeros(len(stage), bool), np.zeros(len(stage), bool)
+    needed, sent = [False] * len(stage), [False] * len(stage)
     both = backward[graph.edge_src] & backward[graph.edge_dst]
     edges = sorted(zip(graph.edge_src[both].tolist(), graph.edge_dst[both].tolist(), strict=True), reverse=True)
+    number = stage.tolist()  # lists, as their items take less time than those of arrays
     for src, dst in edges:  # ops of a captured graph are in program order
-        sent[src] |= stage[dst] < stage[src]
-        needed[src] |= sent[src] or (needed[dst] and stage[dst] == stage[src])
+        sent[src] |= number[dst] < number[src]
+        needed[src] |= sent[src] or (needed[dst] and number[dst] == number[src])
     for src, dst in edges:
-        sent[src] &= not (needed[dst] and stage[dst] == stage[src])
-    flows = {(int(stage[op]), int(graph.micro_batches[op])) for op in np.flatnonzero(needed).tolist()}
+        sent[src] &= not (needed[dst] and number[dst] == number[src])
+    chunk = list(zip(number, graph.micro_batches.tolist(), strict=True))
+    flows = {chunk[op] for op, is_needed in enumerate(needed) if is_needed}
     kind = [""] * len(stage)
     for op in np.flatnonzero(stage >= 0).tolist():
-        chunk = (int(stage[op]), int(graph.micro_batches[op]))
-        kind[op] = "F" if not backward[op] else "B" if chunk not in flows else "I" if needed[op] else "W"
-    weights = {(int(stage[op]), int(graph.micro_batches[op])) for op, part in enumerate(kind) if part == "W"}
+        kind[op] = "F" if not backward[op] else "B" if chunk[op] not in flows else "I" if needed[op] else "W"
+    weights = {chunk[op] for op, part in enumerate(kind) if part == "W"}
     for op in (op for op, part in enumerate(kind) if part == "I"):
-        if (int(stage[op]), int(graph.micro_batches[op])) not in weights:
+        if chunk[op] not in weights:
             kind[op] = "B"  # torch takes no I without a W
-    return kind, sent
+    return kind, np.array(sent)
 
 
 def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray, stages: TorchStages) -> list[Chunk]:
@@ -192,12 +194,13 @@ def _simulated(
     for chunks in lists:
         for number, chunk in enumerate(chunks):
             place[members[chunk]] = number
-    reads: list[list[int]] = [[] for _ in low.placement]
-    for src in range(len(low.placement)):
-        for reader in low.flat.out_child[low.flat.out_ptr[src] : low.flat.out_ptr[src + 1]].tolist():
-            reads[reader].append(src)
     started = schedule.order[schedule.order < ops]
     shared = problem.graph.micro_batches == NO_MICRO_BATCH
+    into = np.flatnonzero(np.append(shared, np.zeros(len(low.placement) - ops, bool))[low.flat.out_child])
+    sources = np.repeat(np.arange(len(low.placement)), np.diff(low.flat.out_ptr))[into]
+    reads = defaultdict[int, list[int]](list)  # of ops of no micro-batch
+    for reader, src in zip(low.flat.out_child[into].tolist(), sources.tolist(), strict=True):
+        reads[reader].append(src)
     for op in started[shared[started]].tolist():
         here = all(src < ops and low.placement[src] == low.placement[op] for src in reads[op])
         place[op] = max((place[src] for src in reads[op]), default=-1.0) if here else np.inf

@@ -16,8 +16,8 @@ from typing import Any
 
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.files import write_text
+from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.schedule import Schedule
 
 FORMAT = "placeto.torch-pipeline/1"
@@ -37,8 +37,8 @@ class TorchPipeline:
 
     @cached_property
     def step(self) -> Schedule:
-        """The schedule of the step as torch runs it, which is of another graph than the placement: see `torch_step`."""
-        return torch_step(self.order.schedule, self.stages, self.order.kinds).schedule()
+        """The schedule of the step as torch runs it, which is of another graph: see `pipeline_step`."""
+        return pipeline_step(self.order.schedule, self.stages.stage, self.stages.devices, self.order.kinds).schedule()
 
 
 def torch_pipeline(schedule: Schedule) -> TorchPipeline:

@@ -17,10 +17,10 @@ from pathlib import Path
 from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage, visible
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.torch_step import torch_step
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.files import write_text
+from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
@@ -73,8 +73,8 @@ class TorchTitan:
 
     @cached_property
     def step(self) -> PlacementResult:
-        """The step as torchtitan runs it, with all parameters of a stage on each replica: see `torch_step`."""
-        return torch_step(self.order.schedule, self.stages, self.order.kinds)
+        """The step as torchtitan runs it, with all parameters of a stage on each replica: see `pipeline_step`."""
+        return pipeline_step(self.order.schedule, self.stages.stage, self.stages.devices, self.order.kinds)
 
 
 def torchtitan(schedule: Schedule) -> TorchTitan:

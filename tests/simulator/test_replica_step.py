@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from placeto.capture.trace import capture_training
-from placeto.planning.replicas import replicated
 from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, peak_by_category
+from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
 
 LAYERS, WIDTH = 4, 256
