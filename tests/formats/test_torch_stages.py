@@ -1,5 +1,6 @@
 """The stages of a plan are those that torch gets, and what torch can't run is refused."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
 from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.units import ExportError
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import LOSS
@@ -129,3 +131,22 @@ def test_a_loss_that_is_trained_is_refused() -> None:
             refused(planned(graph, [(0,), (1,)]), r"the loss reads the trained parameter .*weight")
         else:
             assert torch_stages(planned(graph, [(0,), (1,)])).devices == ((0, 1),)
+
+
+@pytest.mark.parametrize("name", ["MLP", "language model", "language model with dropout", "convolutions", "LSTM"])
+def test_every_plan_keeps_its_stages_or_is_refused_before_it_is_placed(name: str) -> None:
+    problem = PlacementProblem(models(name), load_cluster("4xv100"))
+    graph, busy = problem.graph, problem.op_time.mean(axis=1) > 0.0
+    kept = 0
+    for plan in all_plans(problem):
+        schedule = simulate(problem, plan)
+        if why := plan.refusal(problem):
+            refused(schedule, re.escape(why))
+            continue
+        found = torch_stages(schedule)
+        assert len(found.splits) == len(plan.borders)
+        own = busy & (graph.micro_batches >= 0)
+        assert (found.stage[own] == plan.layers(problem).stage(plan.borders)[own]).all()
+        assert (schedule.placement[own] == plan.device[found.stage[own], graph.micro_batches[own]]).all()
+        kept += 1
+    assert kept
