@@ -1,69 +1,94 @@
-"""Layers that have their batch in dimension 1: micro-batches split dimension 0, which must not be their sequence."""
+"""Shows by a second size that dimension 0 is the batch, where one micro-batch alone doesn't tell.
+
+Micro-batches split dimension 0. That must not be the sequence of a layer that has its batch in dimension 1. Nor may a
+module return numbers that depend on the length of the batch, as only tensors of micro-batches are joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from placeto.capture.arguments import Inputs, call_module
 from placeto.capture.errors import CaptureError
-
-Lengths = list[tuple[str, int]]
-"""For each call of a layer, its path and the length of the sequence that it is given."""
+from placeto.capture.objects import opened
 
 
-def sequence_first(module: nn.Module) -> dict[str, nn.Module]:
-    """Recurrent layers and attention that were made without ``batch_first``, by path."""
-    layers = {
-        path: part for path, part in module.named_modules() if isinstance(part, nn.RNNBase | nn.MultiheadAttention)
-    }
-    return {path: part for path, part in layers.items() if not part.batch_first}
-
-
-def check_sequences(
-    layers: Mapping[str, nn.Module], whole: Callable[[], Any], part: Callable[[], Any], name: str
-) -> None:
-    """Refuse to split a batch if this makes a layer's sequence shorter.
+class Sizes:
+    """Calls of a module: of the whole batch, then of a micro-batch.
 
     Args:
-        layers: layers by path, as `sequence_first` returns them.
-        whole: calls the module on the whole batch.
-        part: calls the module on a micro-batch.
-        name: the name of the graph, for messages.
-
-    Raises:
-        CaptureError: a sequence becomes shorter.
+        returns_numbers: whether the module has returned numbers, which the calls have to show to be the same.
     """
-    found: list[Lengths] = []
-    for call in (whole, part):
-        with _lengths(layers) as lengths:
-            call()
-        found.append(lengths)
-    for (path, length), (other, shorter) in zip(*found, strict=False):
-        if path == other and shorter < length:
-            layer = f"module {path!r} ({type(layers[path]).__name__})" if path else "the module"
-            raise CaptureError(
-                f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its sequence "
-                f"of {length}: make it with batch_first=True and give the batch first, or use micro_batches=1"
-            )
+
+    def __init__(self, returns_numbers: Callable[[], bool] = lambda: False) -> None:
+        self._returns_numbers = returns_numbers
+        self._lengths: list[list[tuple[str, str, int]]] = []  # path, kind and length of the sequence of each layer
+        self._outputs: list[list[Any]] = []
+
+    def matter(self, module: nn.Module) -> bool:
+        """Whether a second size is needed: there are layers without ``batch_first``, or numbers among the outputs."""
+        return not self._outputs and (self._returns_numbers() or any(map(_is_sequence_first, module.modules())))
+
+    def call(self, module: nn.Module, inputs: Inputs) -> None:
+        """Call the module, and note the sequences that its layers are given, and what it returns."""
+        lengths: list[tuple[str, str, int]] = []
+
+        def noting(path: str) -> Callable[..., None]:
+            def hook(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                given = next(iter((*arguments, *named.values())), None)
+                if isinstance(given, Tensor):
+                    lengths.append((path, type(layer).__name__, len(given)))
+
+            return hook
+
+        with ExitStack() as hooks:
+            for path, layer in module.named_modules():
+                if _is_sequence_first(layer):
+                    hooks.enter_context(layer.register_forward_pre_hook(noting(path), with_kwargs=True))
+            output = call_module(module, inputs)
+        self._lengths.append(lengths)
+        self._outputs.append(tree_leaves(opened(output)))
+
+    def check(self, name: str) -> None:
+        """Refuse to split the batch if a sequence is shorter in a micro-batch, or if the module returns other numbers.
+
+        Args:
+            name: the name of the graph, for messages.
+
+        Raises:
+            CaptureError: this is so, as calls have shown.
+        """
+        if not self._outputs:
+            return
+        for (path, kind, length), (other, _, shorter) in zip(*self._lengths, strict=False):
+            if path == other and shorter < length:
+                layer = f"module {path!r} ({kind})" if path else "the module"
+                raise CaptureError(
+                    f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its "
+                    f"sequence of {length}: make it with batch_first=True and give the batch first, or use "
+                    "micro_batches=1"
+                )
+        if self._returns_numbers():
+            whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
+            for batch, one in zip_longest(whole, part):
+                if batch != one:
+                    raise CaptureError(
+                        f"{name}: the module returns {one!r} for a micro-batch and {batch!r} for the whole batch, and "
+                        "only tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+                    )
 
 
-@contextmanager
-def _lengths(layers: Mapping[str, nn.Module]) -> Iterator[Lengths]:
-    """A context that fills a list with the calls of these layers while it is open."""
-    found: Lengths = []
+def is_number(value: Any) -> bool:
+    """Whether a value says something of a size: a number, a string or a shape."""
+    return isinstance(value, int | float | complex | str | torch.Size)
 
-    def noting(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            given = next(iter((*arguments, *named.values())), None)
-            if isinstance(given, Tensor):
-                found.append((path, len(given)))
 
-        return hook
-
-    with ExitStack() as hooks:
-        for path, part in layers.items():
-            hooks.enter_context(part.register_forward_pre_hook(noting(path), with_kwargs=True))
-        yield found
+def _is_sequence_first(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and not layer.batch_first

@@ -1,75 +1,40 @@
-"""A step in micro-batches: the batch is split, each part is a step of its own, and their results are put together.
+"""The batch of a step is split into micro-batches, of which one is traced: what can be split, and what can't be.
 
-Two micro-batches are traced. If the second does the same as the first, all others are copies of the second; otherwise
-all are traced. In training, losses are averaged and gradients are added; in inference, outputs are joined.
+Dimension 0 of inputs and targets is the batch. In training, the losses of micro-batches are averaged and gradients are
+added; in inference, outputs are joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.arguments import Inputs, plain
+from placeto.capture.dependencies import reached
 from placeto.capture.errors import CaptureError
-from placeto.capture.labels import Label
-from placeto.capture.repetition import repeat
-from placeto.problem.graph.labels import NO_MICRO_BATCH
 
-TRACED = 2  # micro-batches that are traced at first: the second is copied if it does the same as the first
-HOME = "gradient of"
-"""Key in a node's ``meta``: path of the parameter whose gradient, summed over all micro-batches, the node is."""
 aten = torch.ops.aten
+_STATISTICS = slice(3, 5)  # places among the arguments of a batch norm
+_TRAINING: dict[Any, int] = {  # op of a batch norm -> the place of the argument that says whether it trains
+    aten.native_batch_norm.default: 5,
+    aten._native_batch_norm_legit_functional.default: 5,
+    aten.native_batch_norm_backward.default: 7,
+}
 
 
-def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -> None:
-    """Refuse a batch that can't be split.
-
-    Raises:
-        CaptureError: `count` is less than 1, there is no tensor to split, or `count` doesn't divide the batch's length.
-    """
-    if count == 1:
-        return
-    if count < 1:
-        raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
-    length = batch_length(inputs, targets)
-    if not length:
-        raise CaptureError(
-            f"{name}: no input and no target is a tensor of samples, which micro-batches split: give one, with the "
-            "batch first, or use micro_batches=1"
-        )
-    if length % count:
-        raise CaptureError(
-            f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
-            "divides it"
-        )
+def first_part(values: Any, length: int, count: int) -> Any:
+    """A nest with the first of `count` parts of each tensor of `length` samples; all else is in every part."""
+    return tree_map(lambda leaf: leaf[: length // count] if is_split(leaf, length) else leaf, values)
 
 
-def split_batch(inputs: Any, targets: Any, count: int) -> list[tuple[Any, Any]]:
-    """Inputs and targets of each part: tensors as long as the first one are split, all else is in every part."""
-    length = batch_length(inputs, targets)
-
-    def chunks(leaf: Any) -> Sequence[Any]:
-        split = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
-        return leaf.chunk(count) if split else (leaf,) * count
-
-    parts: Any = tree_map(lambda leaf: _Parts(chunks(leaf)), (inputs, targets))
-
-    def of(number: int) -> Any:
-        return tree_map(lambda leaf: leaf.of[number] if isinstance(leaf, _Parts) else leaf, parts)
-
-    return [of(number) for number in range(count)]
-
-
-class _Parts:
-    """An argument's value for each micro-batch, by the number of the micro-batch."""
-
-    def __init__(self, of: Sequence[Any]) -> None:
-        self.of = of
+def is_split(leaf: Any, length: int) -> bool:
+    """Whether a value has a row for each of `length` samples, so that micro-batches split it."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
 
 
 def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
@@ -80,115 +45,84 @@ def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
     return 0
 
 
-def completed(traced: GraphModule, parts: int, count: int, join: Callable[[Graph, list[list[Any]]], list[Any]]) -> bool:
-    """Turn the trace of the first `parts` micro-batches into that of all `count`, in place.
+def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name: str) -> list[bool]:
+    """Whether each output of a micro-batch is joined with those of the others: tensors with a row for each sample are.
+
+    Other outputs, which don't depend on the batch, are those of the first micro-batch.
 
     Args:
-        traced: its outputs are those of the first part, then of the second, and so on.
-        parts: the number of traced micro-batches: two, or all of them.
-        count: the number of all micro-batches.
-        join: takes the graph and the outputs of each part; returns the outputs of the whole batch.
-
-    Returns:
-        Whether that was possible. If it wasn't, because the two micro-batches differ, the trace is as it was.
-    """
-    graph = traced.graph
-    output = next(iter(reversed(graph.nodes)))
-    made = list(output.args[0])
-    width = len(made) // parts
-    outputs = [made[width * number : width * (number + 1)] for number in range(parts)]
-    if parts < count:
-        copies = repeat(graph, count, outputs)
-        if copies is None:
-            return False
-        outputs += copies
-    output.args = (join(graph, outputs),)
-    return True
-
-
-def accumulated(graph: Graph, parts: Sequence[Sequence[Any]], trained: Sequence[str]) -> list[Any]:
-    """The sum of all parts' losses, and for each trained parameter that of its gradients; None where no part has one.
-
-    Each gradient is added as soon as it is there, in the order of the micro-batches, as PyTorch does. A node of its own
-    passes the whole sum on to the parameter, since the sum may be computed on another device.
-
-    Args:
-        graph: new nodes go into it.
-        parts: the outputs of each part: its loss, then its gradients.
-        trained: paths of the parameters.
-    """
-    totals: list[Any] = [_sum(graph, [part[0] for part in parts], backward=False)]
-    for path, gradients in zip(trained, list(zip(*parts, strict=True))[1:], strict=True):
-        given = [gradient for gradient in gradients if gradient is not None]
-        if given:
-            total = _sum(graph, given, backward=True)
-            label = Label(path.rpartition(".")[0], backward=True)
-            total = _after(graph, total, aten.alias.default, (total,), total.meta["val"], label)
-            total.meta[HOME] = path
-            totals.append(total)
-        else:
-            totals.append(None)
-    return totals
-
-
-def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int, name: str) -> list[Any]:
-    """The outputs of the whole batch, from those of its parts: tensors as long as a part are joined.
-
-    Other outputs, which don't depend on the batch, are those of the first part.
-
-    Args:
-        graph: new nodes go into it.
-        parts: the outputs of each part.
-        length: the length of the batch.
-        name: of the module, for messages.
+        traced: one micro-batch.
+        batch: the inputs that micro-batches split.
+        own: the inputs that are parameters and buffers.
+        name: the name of the graph, for messages.
 
     Raises:
         CaptureError: another tensor depends on the batch, such as a mean.
     """
-    output = next(iter(reversed(graph.nodes)))
-    of_batch = _of_batch(graph)
-    whole: list[Any] = []
-    for leaves in zip(*parts, strict=True):
-        layout = leaves[0].meta["val"]
-        if layout.dim() > 0 and len(layout) * len(parts) == length:
-            with graph.inserting_before(output):
-                node = graph.call_function(aten.cat.default, (list(leaves),))
-            node.meta |= {"val": torch.cat([leaf.meta["val"] for leaf in leaves]), "label": Label()}
-            whole.append(node)
-        elif leaves[0] in of_batch:
+    length = len(batch[0].meta["val"])
+    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, own))
+    found = []
+    for node in traced.graph.find_nodes(op="output")[0].args[0]:
+        layout = node.meta["val"]
+        has_rows = layout.dim() > 0 and len(layout) == length
+        if node in of_batch and not has_rows:
             raise CaptureError(
-                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of "
-                f"{length // len(parts)}, which can't be joined: return one row for each sample, or use "
-                "micro_batches=1"
+                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of {length}, "
+                "which can't be joined: return one row for each sample, or use micro_batches=1"
             )
-        else:
-            whole.append(leaves[0])
-    return whole
-
-
-def _of_batch(graph: Graph) -> set[Node]:
-    """The nodes that depend on the part of the batch that a micro-batch is given."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        label = node.meta.get("label", Label())
-        split = node.target is aten.split.Tensor and label.micro_batch == NO_MICRO_BATCH
-        if split or any(source in found for source in node.all_input_nodes):
-            found.add(node)
+        found.append(has_rows and (node in of_batch or node not in of_module))
     return found
 
 
-def _sum(graph: Graph, values: Sequence[Node], backward: bool) -> Node:
-    """Add values one after the other, each sum right after the node that it adds, and return the last sum."""
-    total = values[0]
-    for value in values[1:]:
-        label = value.meta["label"]
-        label = Label(label.module, label.call, backward)
-        total = _after(graph, value, aten.add.Tensor, (total, value), total.meta["val"], label)
-    return total
+def written_back(traced: GraphModule) -> dict[Node, Node]:
+    """Input -> the value that a traced step copies into it at its end."""
+    copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    return {copy.all_input_nodes[0]: copy.all_input_nodes[-1] for copy in copies}
 
 
-def _after(graph: Graph, node: Node, target: Any, arguments: tuple[Any, ...], layout: Tensor, label: Label) -> Node:
-    with graph.inserting_after(node):
-        made = graph.call_function(target, arguments)
-    made.meta |= {"val": layout, "label": label}
-    return made
+def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int, name: str) -> None:
+    """Refuse a step in micro-batches if what one of them writes to the module decides what the next one computes.
+
+    Running statistics and counters may be updated: the old values are read for that, but neither the loss, nor a
+    gradient, nor an output depends on them.
+
+    Args:
+        traced: one micro-batch; ``meta["values"]`` has the places of the inputs whose values Python has read.
+        tensors: path of each parameter, then of each buffer -> its placeholder; the first ones of the trace.
+        parameters: how many of them are parameters.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: a tensor is read in such a way, or is a parameter that is written.
+    """
+    updated = {node for norm in traced.graph.nodes for node in _statistics(norm)}
+    written, outputs = updated | written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
+    for place, (path, node) in enumerate(tensors.items()):
+        if node not in written:
+            continue
+        dependent = reached([node], _dependent)
+        if place < parameters or place in traced.meta["values"] or not outputs.isdisjoint(dependent):
+            raise CaptureError(
+                f"{name}: forward changes {path!r}, on which the next micro-batch would depend: change it outside of "
+                "forward, or use micro_batches=1"
+            )
+
+
+def _dependent(node: Node) -> list[Node]:
+    """The nodes that depend on what a node makes: the output of a batch norm doesn't depend on its statistics."""
+    found: list[Node] = []
+    for user in node.users:
+        if node not in _statistics(user):
+            found.append(user)
+        elif user.target is aten._native_batch_norm_legit_functional.default:  # it returns the new statistics last
+            found += [item for item in user.users if item.args[1] >= _STATISTICS.start]  # type: ignore[operator]
+    return found
+
+
+def _statistics(node: Node) -> list[Node]:
+    """The running statistics that a node of a batch norm is given in training."""
+    training = _TRAINING.get(node.target)
+    if training is None or node.args[training] is not True:
+        return []
+    given = [one for one in node.args[_STATISTICS] if isinstance(one, Node)]
+    return [one for one in given if one not in (*node.args[: _STATISTICS.start], *node.args[_STATISTICS.stop :])]

@@ -166,10 +166,6 @@ class Kept:
         """Numbers, strings and shapes among what the step returned, which tensors of other values don't change."""
         return [leaf for leaf in self._leaves if isinstance(leaf, int | float | complex | str | torch.Size)]
 
-    def like(self, other: Kept) -> bool:
-        """Whether another step returned a nest of the same form, with tensors at the same places."""
-        return bool(self._spec == other._spec and self._tensors == other._tensors)
-
     def rebuild(self, tensors: Sequence[Any], arguments: Any = ()) -> Any:
         """Return the output with these tensors, and change the objects among the arguments as the step did."""
         leaves = list(self._leaves)

@@ -15,6 +15,7 @@ from placeto.capture.arguments import Inputs, call_module, input_leaves, own_los
 from placeto.capture.precision import autocast
 from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.problem.fields import quote
+from placeto.runtime.unrolled import unrolled
 
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
 
@@ -28,7 +29,7 @@ class RealStep:
     """A step that can be run: captured, with all its inputs, on the CPU."""
 
     name: str
-    capture: Capture
+    capture: Capture  # unrolled
     leaves: tuple[Any, ...]  # values that go in, in the order of the trace's placeholders
     eager: Callable[[], Any] | None  # the same step, run by the module itself; None = it isn't
 
@@ -50,7 +51,7 @@ def real_training(
         StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
     how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
-    capture = trace_training(module, inputs, loss, targets=targets, **how)
+    capture = unrolled(trace_training(module, inputs, loss, targets=targets, **how))
     trained = [parameter for parameter in capture.of(module).parameters() if parameter.requires_grad]
 
     def eager() -> Any:
@@ -79,7 +80,8 @@ def real_inference(
         CaptureError, StepError: as `real_training`.
     """
     module.eval()
-    capture = trace_inference(module, inputs, name=name, precision=precision, micro_batches=micro_batches)
+    how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
+    capture = unrolled(trace_inference(module, inputs, **how))
 
     def eager() -> Any:
         with autocast(precision):
@@ -94,7 +96,7 @@ def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequ
     Raises:
         StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
-    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), None)
+    return RealStep(capture.graph.name, unrolled(capture), _leaves(capture, module, inputs, targets), None)
 
 
 def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from placeto.simulator.schedule import Schedule, simulate
 
 
 def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
-    """Return the capture with sums that add what the schedule says; the same capture if it has no sums.
+    """Return the capture of an unrolled step with sums that add what the schedule says; the same if it has no sums.
 
     The nodes keep their names. Nodes of sums are moved behind the nodes that they now need.
     """

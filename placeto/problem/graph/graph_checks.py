@@ -16,7 +16,7 @@ from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, MODES, NAMES, NO
 
 MOST_PARTS = 400
 """Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
-_STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
+_STRINGS = ("op_names", "op_types", "modules", "signatures", "gradient_of", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # field -> its dtype, and what it has an entry for
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
@@ -43,7 +43,7 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError("the graph is empty: it has no op")
     text(graph.name, "the name of the graph", GraphError)
     choice(*MODES)(graph.mode, "mode", GraphError)
-    for key, usual in ({**LABELS, "signatures": ""}).items():
+    for key, usual in ({**LABELS, "signatures": "", "gradient_of": ""}).items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, (usual,) * num_ops)
     for key in _STRINGS:

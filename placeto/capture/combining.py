@@ -1,0 +1,105 @@
+"""What the micro-batches of a step give each other: sums, joined outputs, and buffers that each of them updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from placeto.capture.costs import nodes_read, tensor_bytes
+from placeto.capture.dependencies import reached
+from placeto.capture.labels import Label
+from placeto.capture.op_builder import MadeBy, OpBuilder
+from placeto.problem.step.micro_batches import NO_CALL, Carried, Join, Sum
+
+aten = torch.ops.aten
+
+
+def sums_of(
+    builder: OpBuilder,
+    loss: Node,
+    gradients: Mapping[Node, Node | None],
+    latest: Mapping[Node, int],
+    calls: Mapping[str, int],
+) -> list[Sum]:
+    """What is added up over micro-batches: the loss, and the gradients of parameters, in the order of the additions.
+
+    Args:
+        builder: the ops of a micro-batch.
+        loss: the node of the loss.
+        gradients: parameter -> its gradient, None where there is none; constants are left out.
+        latest: node -> the last op that has run once the node has run, in the order of the trace.
+        calls: how often each module is called in a micro-batch.
+    """
+    place = {node: number for number, node in enumerate(latest)}
+    pairs: list[tuple[Node, Node | None]] = [(node, weight) for weight, node in gradients.items() if node is not None]
+    found = []
+    pairs = [(loss, None), *reversed(pairs)]  # of parameters that have one gradient, the last one comes first
+    for node, parameter in sorted(pairs, key=lambda pair: place[pair[0]]):
+        value, weight = builder.values.get(node), None if parameter is None else builder.values[parameter]
+        if isinstance(value, MadeBy) and (parameter is None or isinstance(weight, MadeBy)):
+            label: Label = node.meta["label"]
+            label = Label(label.module, label.call, backward=parameter is not None)
+            layout, name = node.meta["val"], builder.records[weight.op]["name"] if weight else ""
+            addition = _record(builder, aten.add.Tensor, label, [layout, layout], layout)
+            source = value.op, value.output
+            found.append(Sum(source, latest[node], addition, name, label.call, calls_of(label, calls)))
+    return found
+
+
+def joins_of(builder: OpBuilder, outputs: Sequence[Node], count: int) -> list[Join]:
+    """What is joined over so many micro-batches: some of the outputs of an inference."""
+    found = []
+    for node in outputs:
+        value, layouts = builder.values.get(node), [node.meta["val"]] * count
+        record = _record(builder, aten.cat.default, Label(), layouts, torch.cat(layouts))
+        found.append(Join((value.op, value.output) if isinstance(value, MadeBy) else None, record))
+    return found
+
+
+def carried_by(builder: OpBuilder, written: Mapping[Node, Node]) -> list[Carried]:
+    """The ops that read a buffer which the micro-batch before has written.
+
+    Args:
+        builder: the ops of a micro-batch.
+        written: buffer -> the value that is written to it.
+    """
+    values = {id(builder.values.get(node)): builder.values.get(value) for node, value in written.items()}
+    made = [(op, place, values.get(id(buffer))) for op, place, buffer in builder.read]
+    return [Carried(op, place, (tensor.op, tensor.output)) for op, place, tensor in made if isinstance(tensor, MadeBy)]
+
+
+def only_last(builder: OpBuilder, traced: GraphModule, written: Mapping[Node, Node]) -> np.ndarray:
+    """(N,) bool, the ops that make only values of buffers which the next micro-batch writes without reading them.
+
+    Args:
+        builder: the ops of a micro-batch.
+        traced: its trace.
+        written: buffer -> the value that is written to it.
+    """
+    read = {id(buffer) for _, _, buffer in builder.read}
+    values = [value for node, value in written.items() if id(builder.values.get(node)) in read]
+    always = reached([*traced.graph.find_nodes(op="output"), *values], nodes_read)
+    names = {node.name for node in always} | {node.name for node in traced.graph.find_nodes(op="placeholder")}
+    return np.array([nodes[0] not in names for nodes in builder.nodes])
+
+
+def calls_of(label: Label, calls: Mapping[str, int]) -> int:
+    """How often a micro-batch calls the module whose call runs an op: a loss is called once."""
+    return 0 if label.call == NO_CALL else calls.get(label.module, 1)
+
+
+def _record(builder: OpBuilder, target: Any, label: Label, layouts: Sequence[Tensor], made: Tensor) -> dict[str, Any]:
+    """The record, without name and inputs, of an op that makes one tensor of several of these layouts."""
+    graph = Graph()
+    parts = [graph.placeholder("part") for _ in layouts]
+    for part, layout in zip(parts, layouts, strict=True):
+        part.meta["val"] = layout
+    node = graph.call_function(target, tuple(parts) if target is aten.add.Tensor else (parts,))
+    node.meta["val"] = made
+    record = {"type": str(target.overloadpacket), "module": label.module, "outputs": [tensor_bytes(made)]}
+    return record | {"pass": label.part} | builder.cost(node)
