@@ -17,10 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
-
-GRADIENT = "gradient"
-"""Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
+from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
 
 
 @dataclass(frozen=True, eq=False)

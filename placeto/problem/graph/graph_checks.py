@@ -12,7 +12,7 @@ import numpy as np
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.fields import check_array, choice, quote, text
 from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
+from placeto.problem.graph.labels import GRADIENT, KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
 
 MOST_PARTS = 400
 """Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
@@ -112,6 +112,8 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError(f"op {quote(reader)}: input {quote(source)} has {outputs}")
     if (dst[1:] < dst[:-1]).any():
         raise GraphError("edges must be grouped by consumer, in op order")
+    if any(graph.gradient_of):
+        _check_sums(graph)
     order = graph.topological_order
     if len(order) < num_ops:
         blocked = min(set(range(num_ops)) - set(order.tolist()))
@@ -123,6 +125,26 @@ def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str
     if bad.any():
         op = int(bad.argmax())
         raise GraphError(f"op {quote(names[op])}: {rule}, not {values[op]}")
+
+
+def _check_sums(graph: GraphArrays) -> None:
+    """Refuse a graph whose sums of gradients (`gradient_of`) aren't chains of ops: simulators divide these chains up."""
+    readers, outputs = np.bincount(graph.edge_tensor, minlength=len(graph.output_bytes)), np.diff(graph.output_ptr)
+    before: dict[str, int] = {}  # parameter -> the last op of its sum so far
+    for op in (op for op, parameter in enumerate(graph.gradient_of) if parameter):
+        parameter, is_whole = graph.gradient_of[op], graph.op_types[op] == GRADIENT
+        reads, last = graph.reads[op], before.get(parameter)
+        chained = len(reads) == (1 if is_whole else 2) and (last is None or reads[0] == last)
+        if not chained or not (is_whole or (outputs[op] == 1 and graph.micro_batches[op] == NO_MICRO_BATCH)):
+            raise GraphError(
+                f"op {quote(graph.op_names[op])}: gradient_of must be left out, as only ops of a sum have it: each adds "
+                f'a tensor to the sum before, and an op of type "{GRADIENT}" reads the last sum'
+            )
+        if last is not None and readers[graph.output_ptr[last]] != 1:
+            raise GraphError(
+                f"op {quote(graph.op_names[last])}: has gradient_of, so that one op must read what it adds"
+            )
+        before[parameter] = -1 if is_whole else op
 
 
 def _on_cycle(graph: GraphArrays, op: int, done: set[int]) -> int:

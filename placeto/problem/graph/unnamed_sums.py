@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
 
 
 def with_named_sums(graph: ComputationGraph) -> ComputationGraph:
