@@ -108,7 +108,8 @@ def check_split(inputs: Any, targets: Any, count: int, name: str) -> None:
     """Refuse a batch that can't be split.
 
     Raises:
-        CaptureError: `count` is less than 1, there is no tensor to split, or `count` doesn't divide the batch's length.
+        CaptureError: `count` is less than 1, there is no tensor to split, `count` doesn't divide the batch's length, or
+            an input might be a mask, of which a micro-batch of one sample would get a row that fits.
     """
     if count == 1:
         return
@@ -124,6 +125,14 @@ def check_split(inputs: Any, targets: Any, count: int, name: str) -> None:
         raise CaptureError(
             f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
             "divides it"
+        )
+    given = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
+    square = next((leaf for leaf in given[1:] if leaf.shape[:2] == (length, length)), None)
+    if length == count > 1 and square is not None:
+        raise CaptureError(
+            f"{name}: an input of shape {tuple(square.shape)} is as long as the batch in two dimensions, as a mask is, "
+            "and each micro-batch of 1 sample would get a row of it: choose another size of the batch, or fewer "
+            "micro-batches"
         )
 
 

@@ -15,10 +15,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.arguments import Inputs, plain
+from placeto.capture.costs import CONSTANT_LIKE
 from placeto.capture.dependencies import reached
 from placeto.capture.errors import CaptureError
 
 aten = torch.ops.aten
+_OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
 _STATISTICS = slice(3, 5)  # places among the arguments of a batch norm
 _TRAINING: dict[Any, int] = {  # op of a batch norm -> the place of the argument that says whether it trains
     aten.native_batch_norm.default: 5,
@@ -109,9 +111,12 @@ def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int
 
 
 def _dependent(node: Node) -> list[Node]:
-    """The nodes that depend on what a node makes: the output of a batch norm doesn't depend on its statistics."""
+    """The nodes that depend on the values of a node: the output of a batch norm doesn't depend on its statistics."""
     found: list[Node] = []
     for user in node.users:
+        packet = getattr(user.target, "overloadpacket", None)
+        if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
+            continue
         if node not in _statistics(user):
             found.append(user)
         elif user.target is aten._native_batch_norm_legit_functional.default:  # it returns the new statistics last

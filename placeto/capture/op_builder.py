@@ -54,6 +54,7 @@ class OpBuilder:
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
     casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # (parameter, dtype) -> its copy, for all users
+    repeated: list[bool] = field(default_factory=list)  # copies of views of parameters, which autocast doesn't keep
     read: list[tuple[int, int, BufferValue]] = field(
         default_factory=list
     )  # op, number of its inputs before, buffer read
@@ -83,6 +84,7 @@ class OpBuilder:
             self.records[-1]["micro_batch"] = 0
         self.leader.append(len(self.leader))
         self.labels.append(label)
+        self.repeated.append(shared and node.op == "call_function" and node.all_input_nodes[0].op != "placeholder")
         self.nodes.append([node.name])
         return len(self.records) - 1
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from placeto.capture.combining import calls_of, carried_by, joins_of, only_last, sums_of
-from placeto.capture.costs import dtype, nodes_read, tensor_bytes
+from placeto.capture.costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.dependencies import reached
 from placeto.capture.idle import Idle, homes
 from placeto.capture.labels import Label
@@ -31,18 +31,6 @@ from placeto.problem.step.micro_batches import Step, Sum, title
 aten = torch.ops.aten
 # ops that move no data, though their schema doesn't say that they are views
 _ALIASES = {aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk, aten.lift_fresh}
-# ops that read no value of their input, so that what they make counts as a constant
-CONSTANT_LIKE = {
-    aten.zeros_like,
-    aten.ones_like,
-    aten.full_like,
-    aten.empty_like,
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_full,
-    aten.new_empty,
-    aten.new_empty_strided,
-}
 
 
 def step_of(
@@ -124,6 +112,7 @@ def step_of(
             carried=tuple(carried_by(builder, written)),
             call=np.array([label.call for label in builder.labels]),
             calls=np.array([calls_of(label, calls) for label in builder.labels]),
+            repeated=np.array(builder.repeated),
             last=only_last(builder, traced, written),
         )
     return step, tuple(map(tuple, builder.nodes))

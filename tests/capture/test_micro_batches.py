@@ -1,5 +1,6 @@
 """A step in parts of the batch."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import placeto
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
 from placeto.runtime.program import Program
 from placeto.runtime.steps import real_inference, real_training
-from tests.captures import Made
+from tests.captures import Checkpointed, Made, Shared, meta, mlp
 
 
 def model() -> nn.Sequential:
@@ -20,6 +21,43 @@ def model() -> nn.Sequential:
 
 
 X, Y = torch.randn(12, 6), torch.arange(12) % 3
+
+
+def square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def text() -> nn.Module:
+    """A transformer with dropout and one weight for words in and out."""
+    return Made(
+        lambda self, words: self.layer(self.embed(words)) @ self.embed.weight.T,
+        embed=nn.Embedding(32, 8),
+        layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+    )
+
+
+def running() -> nn.Module:
+    """A net with running statistics, and an op in place."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 2))
+
+
+STEPS = {  # module, its input, precision, and hashes in 4 and 3 micro-batches, as when all micro-batches were traced
+    "mlp": (mlp, (12, 8), "fp32", "f5fa9059b156232c", "c53c0462a1eb5c34"),
+    "shared": (Shared, (12, 8), "fp32", "d1d330bef16e4fd9", "522ee58becf75823"),
+    "checkpointed": (lambda: Checkpointed(8, 2), (12, 8), "fp32", "39fd91c0feac4f31", "a004d47df286f973"),
+    "text": (text, (12, 6), "bf16", "a0f4fa6ad7ffb2a9", "8cf250eaf1e46caf"),
+    "running": (running, (12, 3, 4, 4), "fp32", "740154ae040f2b9b", "cbdbcd39879693de"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_graphs_are_those_of_traces_of_all_micro_batches(name: str) -> None:
+    module, shape, precision, *hashes = STEPS[name]
+    x = meta(*shape).long() if name == "text" else meta(*shape)
+    loss = None if name == "checkpointed" else square
+    for count, expected in zip((4, 3), hashes, strict=True):
+        graph = capture_training(module().to("meta"), [x], loss, micro_batches=count, precision=precision)
+        assert graph.hash[:16] == expected
 
 
 @pytest.mark.parametrize("count", [2, 3, 12])
@@ -178,3 +216,94 @@ def test_a_loss_with_a_tensor_of_the_batch_is_not_split() -> None:
 
     weights = torch.ones(3)
     assert capture_training(model(), [X], weighted, targets=[Y], micro_batches=2).num_ops > 0
+
+
+class Statistics(nn.Module):
+    """Has a buffer, which forward changes as a function says, and a counter."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.inner, self.change = nn.Linear(6, 3), change
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y + self.change(self, y.detach())
+
+
+def ema(self: Any, y: Tensor) -> float:
+    self.mean.mul_(0.9).add_(0.1 * y.mean(0))
+    self.count.add_(1)
+    return 0.0
+
+
+def kept(self: Any, y: Tensor) -> Tensor:
+    self.mean.copy_(y.mean(0))
+    return self.mean * 2.0
+
+
+def centred(self: Any, y: Tensor) -> Tensor:
+    return -self.mean + ema(self, y)
+
+
+def counted(self: Any, y: Tensor) -> Tensor:
+    ema(self, y)
+    return y / self.count
+
+
+def renormed(self: Any, y: Tensor) -> float:
+    with torch.no_grad():
+        self.inner.bias.clamp_(max=1.0)
+    return 0.0
+
+
+@pytest.mark.parametrize("change", [ema, kept])
+def test_statistics_that_the_next_micro_batch_does_not_need_are_updated(change: Any) -> None:
+    graph = capture_training(Statistics(change), [X], square, micro_batches=3)
+    reads = {name: [graph.op_names[op] for op in ops] for name, ops in zip(graph.op_names, graph.reads, strict=True)}
+    assert reads["@1/mul"] == (["add"] if change is ema else ["@1/copy"])
+
+
+@pytest.mark.parametrize(("change", "what"), [(centred, "mean"), (counted, "count"), (renormed, "inner.bias")])
+def test_state_that_the_next_micro_batch_needs_is_refused(change: Any, what: str) -> None:
+    with pytest.raises(
+        CaptureError, match=f"Statistics: forward changes '{what}', on which the next micro-batch would"
+    ):
+        capture_training(Statistics(change), [X], square, micro_batches=3)
+    capture_training(Statistics(change), [X], square)
+
+
+def test_values_that_python_reads_of_a_counter_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, momentum=None))
+    with pytest.raises(CaptureError, match=r"forward changes '1.num_batches_tracked', on which the next micro-batch"):
+        capture_training(module, [X], square, micro_batches=3, run=True)
+    capture_training(module, [X], square, run=True)
+
+
+def test_random_choices_of_each_micro_batch_are_refused() -> None:
+    module = Made(lambda self, x: self.inner(x) * random.random(), inner=nn.Linear(6, 3))
+    with pytest.raises(CaptureError, match="with Python's or numpy's random, which each micro-batch would draw anew"):
+        capture_training(module, [X], square, micro_batches=3, run=True)
+    capture_training(module, [X], square, run=True)
+
+
+def test_what_might_be_a_mask_is_not_cut_to_one_row() -> None:
+    def forward(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.linear(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    module, inputs = Made(forward, linear=nn.Linear(4, 12)), [torch.empty(6, 6, 4), torch.zeros(6, 6)]
+    with pytest.raises(
+        CaptureError, match=r"an input of shape \(6, 6\) is as long as the batch in two dimensions, as a"
+    ):
+        capture_training(module, inputs, square, micro_batches=6)
+    capture_training(module, [torch.empty(6, 5, 4), torch.zeros(5, 5)], square, micro_batches=6)
+
+
+def test_parameters_with_as_many_rows_as_a_micro_batch_are_not_joined() -> None:
+    module: Any = Made(lambda self, x: (self.inner(x), self.inner.weight * 1.0), inner=nn.Linear(6, 4))
+    step = real_inference(module, [X], micro_batches=3)
+    y, weight = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
+    assert torch.equal(weight, module.inner.weight)
+    assert torch.allclose(y, module.inner(X), atol=1e-6)

@@ -128,22 +128,21 @@ def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str
 
 
 def _check_sums(graph: GraphArrays) -> None:
-    """Refuse a graph whose sums of gradients (`gradient_of`) aren't chains of ops: simulators divide these chains up."""
+    """Refuse a graph whose sums of gradients (`gradient_of`) aren't chains of ops, which simulators rely on."""
     readers, outputs = np.bincount(graph.edge_tensor, minlength=len(graph.output_bytes)), np.diff(graph.output_ptr)
-    before: dict[str, int] = {}  # parameter -> the last op of its sum so far
+    before: dict[str, int] = {}  # parameter -> the last op of its sum so far, -1 after the whole gradient
     for op in (op for op, parameter in enumerate(graph.gradient_of) if parameter):
         parameter, is_whole = graph.gradient_of[op], graph.op_types[op] == GRADIENT
         reads, last = graph.reads[op], before.get(parameter)
         chained = len(reads) == (1 if is_whole else 2) and (last is None or reads[0] == last)
         if not chained or not (is_whole or (outputs[op] == 1 and graph.micro_batches[op] == NO_MICRO_BATCH)):
             raise GraphError(
-                f"op {quote(graph.op_names[op])}: gradient_of must be left out, as only ops of a sum have it: each adds "
-                f'a tensor to the sum before, and an op of type "{GRADIENT}" reads the last sum'
+                f"op {quote(graph.op_names[op])}: gradient_of must be left out, as only ops of a sum have it: each "
+                f'adds a tensor to the sum before, and an op of type "{GRADIENT}" reads the last sum'
             )
         if last is not None and readers[graph.output_ptr[last]] != 1:
-            raise GraphError(
-                f"op {quote(graph.op_names[last])}: has gradient_of, so that one op must read what it adds"
-            )
+            name = quote(graph.op_names[last])
+            raise GraphError(f"op {name}: has gradient_of, so that only the next op of its sum may read it")
         before[parameter] = -1 if is_whole else op
 
 

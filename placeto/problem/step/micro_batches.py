@@ -60,8 +60,8 @@ class Step:
 
     The loss of a step is the mean over its micro-batches: each divides its loss by M. The ops of `micro_batch` belong
     to micro-batch 0, or to all micro-batches (`NO_MICRO_BATCH`): parameters, buffers, and copies of parameters in other
-    dtypes. Ops that belong to all and read only such ops are there once. An op that only shows a part of a tensor stays
-    with the op that makes the tensor.
+    dtypes. Ops that belong to all and read only such ops are there once, unless they are `repeated`. An op that only
+    shows a part of a tensor stays with the op that makes the tensor. The names of ops follow from `title`.
     """
 
     micro_batch: ComputationGraph  # N ops; gradients have no home yet
@@ -72,6 +72,7 @@ class Step:
     trained: tuple[str, ...] = ()  # parameters with a gradient; it is a constant if there is no sum for it
     call: np.ndarray | None = None  # (N,) int64, the call of its module that runs an op; None = all `NO_CALL`
     calls: np.ndarray | None = None  # (N,) int64, the calls of this module in a micro-batch; None = all 0
+    repeated: np.ndarray | None = None  # (N,) bool, ops that belong to all but that each micro-batch runs; None = none
     last: np.ndarray | None = None  # (N,) bool, ops that only the last micro-batch needs; None = none
     unread: frozenset[str] = field(default=frozenset())  # of `module_tensors`, names of tensors that no op reads
 
@@ -94,8 +95,10 @@ class Step:
     @cached_property
     def shared(self) -> np.ndarray:
         """(rows,) bool, the ops that are there once for all micro-batches."""
-        beside = np.zeros(2 * len(self.sums) + len(self.joins), bool)
-        return np.concatenate([of_no_micro_batch(self.micro_batch), beside])
+        shared = of_no_micro_batch(self.micro_batch)
+        if self.repeated is not None:
+            shared &= ~self.repeated
+        return np.append(shared, np.zeros(2 * len(self.sums) + len(self.joins), bool))
 
     @cached_property
     def order(self) -> tuple[np.ndarray, np.ndarray]:

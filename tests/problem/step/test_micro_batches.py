@@ -18,9 +18,9 @@ def ops() -> list[dict[str, Any]]:
     """A layer with a weight and a buffer, the loss, and the gradient of the weight; a parameter that no op reads."""
     return [
         {"name": "layer.w", "type": "parameter", "module": "layer", "param_bytes": 4, "outputs": [4]},
-        {"name": "layer/mm", "type": "aten.mm", "module": "layer", "flops": 8.0, "bytes_accessed": 9.0, "param_bytes": 2,
-         "trained_bytes": 0, "outputs": [6], "inputs": [["layer.w", 0]], "pass": "forward", "micro_batch": 0,
-         "held": [["layer/grad/mm", 0]], "tensors": ["layer.b", "unread"]},
+        {"name": "layer/mm", "type": "aten.mm", "module": "layer", "flops": 8.0, "bytes_accessed": 9.0,
+         "param_bytes": 2, "trained_bytes": 0, "outputs": [6], "inputs": [["layer.w", 0]], "pass": "forward",
+         "micro_batch": 0, "held": [["layer/grad/mm", 0]], "tensors": ["layer.b", "unread"]},
         {"name": "loss/sum", "type": "aten.sum", "module": "loss", "bytes_accessed": 7.0, "outputs": [1],
          "inputs": [["layer/mm", 0]], "pass": "forward", "micro_batch": 0},
         {"name": "layer/grad/mm", "type": "aten.mm", "module": "layer", "flops": 8.0, "bytes_accessed": 9.0,
