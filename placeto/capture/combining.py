@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from placeto.capture.costs import nodes_read, tensor_bytes
-from placeto.capture.dependencies import reached
+from placeto.capture.costs import tensor_bytes
 from placeto.capture.labels import Label
 from placeto.capture.op_builder import MadeBy, OpBuilder
 from placeto.problem.step.micro_batches import NO_CALL, Carried, Join, Sum
@@ -71,21 +69,6 @@ def carried_by(builder: OpBuilder, written: Mapping[Node, Node]) -> list[Carried
     values = {id(builder.values.get(node)): builder.values.get(value) for node, value in written.items()}
     made = [(op, place, values.get(id(buffer))) for op, place, buffer in builder.read]
     return [Carried(op, place, (tensor.op, tensor.output)) for op, place, tensor in made if isinstance(tensor, MadeBy)]
-
-
-def only_last(builder: OpBuilder, traced: GraphModule, written: Mapping[Node, Node]) -> np.ndarray:
-    """(N,) bool, the ops that make only values of buffers which the next micro-batch writes without reading them.
-
-    Args:
-        builder: the ops of a micro-batch.
-        traced: its trace.
-        written: buffer -> the value that is written to it.
-    """
-    read = {id(buffer) for _, _, buffer in builder.read}
-    values = [value for node, value in written.items() if id(builder.values.get(node)) in read]
-    always = reached([*traced.graph.find_nodes(op="output"), *values], nodes_read)
-    names = {node.name for node in always} | {node.name for node in traced.graph.find_nodes(op="placeholder")}
-    return np.array([nodes[0] not in names for nodes in builder.nodes])
 
 
 def calls_of(label: Label, calls: Mapping[str, int]) -> int:

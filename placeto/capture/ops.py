@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.capture.combining import calls_of, carried_by, joins_of, only_last, sums_of
+from placeto.capture.combining import calls_of, carried_by, joins_of, sums_of
 from placeto.capture.costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.dependencies import reached
 from placeto.capture.idle import Idle, homes
@@ -113,7 +113,6 @@ def step_of(
             call=np.array([label.call for label in builder.labels]),
             calls=np.array([calls_of(label, calls) for label in builder.labels]),
             repeated=np.array(builder.repeated),
-            last=only_last(builder, traced, written),
         )
     return step, tuple(map(tuple, builder.nodes))
 

@@ -73,7 +73,6 @@ class Step:
     call: np.ndarray | None = None  # (N,) int64, the call of its module that runs an op; None = all `NO_CALL`
     calls: np.ndarray | None = None  # (N,) int64, the calls of this module in a micro-batch; None = all 0
     repeated: np.ndarray | None = None  # (N,) bool, ops that belong to all but that each micro-batch runs; None = none
-    last: np.ndarray | None = None  # (N,) bool, ops that only the last micro-batch needs; None = none
     unread: frozenset[str] = field(default=frozenset())  # of `module_tensors`, names of tensors that no op reads
 
     @cached_property
@@ -200,20 +199,19 @@ def _order(step: Step) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(size), np.zeros(size, np.int64)
     shared = step.shared.tolist()
     idle = [op for op in range(size) if shared[op] and one.op_types[op] in TENSORS and not one.readers[op]]
-    at_end, last = set(idle), [False] * size if step.last is None else step.last.tolist()
     following: dict[int, list[int]] = {}
     for number, each in enumerate(step.sums):
         following.setdefault(each.after, []).append(number)
-    parts: list[list[int]] = [[], [], []]  # rows of the first micro-batch, of one in between, and of the last one
-    first, between, end = parts
+    first = sorted(set(range(size)) - set(idle))
+    between: list[int] = []  # rows of a micro-batch that is neither the first nor the last one
+    end: list[int] = []  # rows of the last one
     for op in range(size):
-        if op not in at_end:
-            first += [op] if shared[op] or not last[op] else []
-            between += [op] if not shared[op] and not last[op] else []
-            end += [op] if not shared[op] else []
-        for number in following.get(op, ()):
-            between.append(size + number)
-            end += [size + number, size + len(step.sums) + number][: 2 if step.sums[number].parameter else 1]
+        mine = [] if shared[op] else [op]
+        added = [size + number for number in following.get(op, ())]
+        between += mine + added
+        end += mine + [
+            row for a in added for row in ((a, a + len(step.sums)) if step.sums[a - size].parameter else (a,))
+        ]
     joins = [size + 2 * len(step.sums) + number for number in range(len(step.joins))]
     sequence = [first, *[between] * (count - 2), end]
     numbers = np.repeat(np.arange(count), list(map(len, sequence)))
