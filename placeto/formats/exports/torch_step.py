@@ -179,7 +179,14 @@ class _Step:
             return
         name, of = f"{graph.op_names[home]} of {given[0]}", int(graph.micro_batches[op])
         inputs = [held[home, device], given]
-        record = {"name": name, "inputs": inputs, "micro_batch": of, "resident_outputs": [0], "held": []}
+        record = {
+            "name": name,
+            "inputs": inputs,
+            "micro_batch": of,
+            "resident_outputs": [0],
+            "held": [],
+            "gradient_of": "",
+        }
         held[home, device] = self._add(device, self.own[self.addition[home]] | record)
 
     def _sum_up(self) -> None:
