@@ -1,23 +1,73 @@
-"""Shows by a second size that dimension 0 is the batch, where one micro-batch alone doesn't tell.
+"""Dimension 0 of inputs and targets is the batch, which micro-batches split.
 
-Micro-batches split dimension 0. That must not be the sequence of a layer that has its batch in dimension 1. Nor may a
-module return numbers that depend on the length of the batch, as only tensors of micro-batches are joined.
+One micro-batch doesn't always show that. Dimension 0 must not be the sequence of a layer that has its batch in
+dimension 1. Nor may a module return numbers that depend on the length of the batch, as only tensors of micro-batches
+are joined. Where there are such layers or numbers, the module is called with the whole batch as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map
 
-from placeto.capture.arguments import Inputs, call_module
+from placeto.capture.arguments import Inputs, call_module, plain
+from placeto.capture.dependencies import reached
 from placeto.capture.errors import CaptureError
 from placeto.capture.objects import opened
+
+
+def first_part(values: Any, length: int, count: int) -> Any:
+    """A nest with the first of `count` parts of each tensor of `length` samples; all else is in every part."""
+    return tree_map(lambda leaf: leaf[: length // count] if is_split(leaf, length) else leaf, values)
+
+
+def is_split(leaf: Any, length: int) -> bool:
+    """Whether a value has a row for each of `length` samples, so that micro-batches split it."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
+
+
+def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
+    """The length of the first tensor that has a dimension 0; 0 if no tensor has one."""
+    for leaf in tree_leaves((plain(inputs), plain(targets))):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    return 0
+
+
+def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name: str) -> list[bool]:
+    """Whether each output of a micro-batch is joined with those of the others: tensors with a row for each sample are.
+
+    Other outputs, which don't depend on the batch, are those of the first micro-batch.
+
+    Args:
+        traced: one micro-batch.
+        batch: the inputs that micro-batches split.
+        own: the inputs that are parameters and buffers.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: another tensor depends on the batch, such as a mean.
+    """
+    length = len(batch[0].meta["val"])
+    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, own))
+    found = []
+    for node in traced.graph.find_nodes(op="output")[0].args[0]:
+        layout = node.meta["val"]
+        has_rows = layout.dim() > 0 and len(layout) == length
+        if node in of_batch and not has_rows:
+            raise CaptureError(
+                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of {length}, "
+                "which can't be joined: return one row for each sample, or use micro_batches=1"
+            )
+        found.append(has_rows and (node in of_batch or node not in of_module))
+    return found
 
 
 class Sizes:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from placeto.capture.arguments import plain
+from placeto.capture.batch_dimension import batch_length
 from placeto.capture.errors import NO_LAYOUT, CaptureError
-from placeto.capture.micro_batches import batch_length
 from placeto.capture.objects import Kept, hides_tensors, holds_tensors, opened
 
 # wrappers whose hooks on autograd's nodes, which a captured step leaves out, average gradients between processes

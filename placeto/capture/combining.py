@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -12,50 +13,50 @@ from torch.fx import Graph, Node
 from placeto.capture.costs import tensor_bytes
 from placeto.capture.labels import Label
 from placeto.capture.op_builder import MadeBy, OpBuilder
-from placeto.problem.step.micro_batches import NO_CALL, Carried, Join, Sum
+from placeto.problem.step.micro_batches import NO_CALL, Carried, Combined
 
 aten = torch.ops.aten
 
 
 def sums_of(
     builder: OpBuilder,
-    loss: Node,
-    gradients: Mapping[Node, Node | None],
+    outputs: Sequence[Node | None],
+    weights: Sequence[Node],
     latest: Mapping[Node, int],
     calls: Mapping[str, int],
-) -> list[Sum]:
+) -> list[Combined]:
     """What is added up over micro-batches: the loss, and the gradients of parameters, in the order of the additions.
 
     Args:
         builder: the ops of a micro-batch.
-        loss: the node of the loss.
-        gradients: parameter -> its gradient, None where there is none; constants are left out.
+        outputs: the loss, and for each trained parameter its gradient, None where there is none.
+        weights: the trained parameters.
         latest: node -> the last op that has run once the node has run, in the order of the trace.
         calls: how often each module is called in a micro-batch.
     """
     place = {node: number for number, node in enumerate(latest)}
-    pairs: list[tuple[Node, Node | None]] = [(node, weight) for weight, node in gradients.items() if node is not None]
+    nodes = [(node, output) for output, node in enumerate(outputs) if node is not None]
     found = []
-    pairs = [(loss, None), *reversed(pairs)]  # of parameters that have one gradient, the last one comes first
-    for node, parameter in sorted(pairs, key=lambda pair: place[pair[0]]):
-        value, weight = builder.values.get(node), None if parameter is None else builder.values[parameter]
-        if isinstance(value, MadeBy) and (parameter is None or isinstance(weight, MadeBy)):
+    # of parameters that have one gradient, the last one comes first
+    for node, output in sorted(nodes, key=lambda pair: (place[pair[0]], -pair[1])):
+        value, weight = builder.values.get(node), builder.values[weights[output - 1]] if output else None
+        if isinstance(value, MadeBy) and (isinstance(weight, MadeBy) or not output):
             label: Label = node.meta["label"]
-            label = Label(label.module, label.call, backward=parameter is not None)
+            label = Label(label.module, label.call, backward=output > 0)
             layout, name = node.meta["val"], builder.records[weight.op]["name"] if weight else ""
-            addition = _record(builder, aten.add.Tensor, label, [layout, layout], layout)
-            source = value.op, value.output
-            found.append(Sum(source, latest[node], addition, name, label.call, calls_of(label, calls)))
+            record = _record(builder, aten.add.Tensor, label, [layout, layout], layout)
+            source, after = (value.op, value.output), latest[node]
+            found.append(Combined(output, source, record, after, name, label.call, calls_of(label, calls)))
     return found
 
 
-def joins_of(builder: OpBuilder, outputs: Sequence[Node], count: int) -> list[Join]:
-    """What is joined over so many micro-batches: some of the outputs of an inference."""
+def joins_of(builder: OpBuilder, outputs: Sequence[Node], joined: Sequence[bool], count: int) -> list[Combined]:
+    """What is joined over so many micro-batches: those outputs of an inference for which `joined` is true."""
     found = []
-    for node in outputs:
+    for output, node in compress(enumerate(outputs), joined):
         value, layouts = builder.values.get(node), [node.meta["val"]] * count
         record = _record(builder, aten.cat.default, Label(), layouts, torch.cat(layouts))
-        found.append(Join((value.op, value.output) if isinstance(value, MadeBy) else None, record))
+        found.append(Combined(output, (value.op, value.output) if isinstance(value, MadeBy) else None, record))
     return found
 
 

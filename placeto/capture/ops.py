@@ -21,12 +21,12 @@ from placeto.capture.dependencies import reached
 from placeto.capture.idle import Idle, homes
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD, hold
-from placeto.capture.micro_batches import written_back
 from placeto.capture.op_builder import BufferValue, MadeBy, OpBuilder, ParameterValue
 from placeto.capture.signatures import signature
+from placeto.capture.state_flow import written_back
 from placeto.capture.waiting import hold_back
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.step.micro_batches import Step, Sum, title
+from placeto.problem.step.micro_batches import Step, title
 
 aten = torch.ops.aten
 # ops that move no data, though their schema doesn't say that they are views
@@ -72,8 +72,7 @@ def step_of(
     """
     # counters, which are buffers of one number, are left out
     written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
-    outputs = traced.graph.find_nodes(op="output")
-    needed = reached([*outputs, *written.values()], nodes_read)
+    needed = reached([*traced.graph.find_nodes(op="output"), *written.values()], nodes_read)
     builder = OpBuilder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
@@ -85,16 +84,16 @@ def step_of(
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
         latest[node] = len(builder.records) - 1
-    sums: list[Sum] = []
-    kept: list[str] = []
+    outputs, kept = _outputs(traced), list[str]()
     if mode == "training":
-        loss, *gradients = _outputs(traced)[: 1 + len(trained)]
         nodes = dict(zip(parameters, placeholders, strict=False))
-        kept = _trained(builder, [nodes[path] for path in trained], gradients)
-        of_weight = dict(zip([nodes[path] for path in trained], gradients, strict=True))
-        sums = sums_of(builder, loss, of_weight, latest, calls)
-        made = builder.values.get(loss)
+        weights, outputs = [nodes[path] for path in trained], outputs[: 1 + len(trained)]
+        kept = _trained(builder, weights, outputs[1:])
+        combined = sums_of(builder, outputs, weights, latest, calls)
+        made = builder.values.get(outputs[0])
         hold_back(builder.records, builder.labels, builder.random, made.op if isinstance(made, MadeBy) else None)
+    else:
+        combined = joins_of(builder, outputs, joined, micro_batches)
     hold(builder.records, _held(builder, latest))
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
@@ -103,12 +102,10 @@ def step_of(
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
     graph = ComputationGraph.from_ops(name, builder.records, mode)
-    step = Step(graph, micro_batches, tuple(sums), trained=tuple(kept))
+    step = Step(graph, micro_batches, tuple(combined), trained=tuple(kept))
     if micro_batches > 1:
-        outputs = [node for node, is_joined in zip(_outputs(traced), joined, strict=False) if is_joined]
         step = replace(
             step,
-            joins=tuple(joins_of(builder, outputs, micro_batches)),
             carried=tuple(carried_by(builder, written)),
             call=np.array([label.call for label in builder.labels]),
             calls=np.array([calls_of(label, calls) for label in builder.labels]),

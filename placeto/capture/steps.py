@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from placeto.capture.arguments import plain
-from placeto.capture.batch_dimension import Sizes
+from placeto.capture.batch_dimension import Sizes, batch_length, first_part, is_split, joined
 from placeto.capture.change_detection import ChangeDetector, Signature
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
@@ -31,13 +31,13 @@ from placeto.capture.errors import RUN, CaptureError, explain, without_logs
 from placeto.capture.flops import uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.meanwhile import meanwhile
-from placeto.capture.micro_batches import batch_length, check_flow, first_part, is_split, joined
 from placeto.capture.names import with_names
 from placeto.capture.objects import closed, opened
 from placeto.capture.ops import step_of
 from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
+from placeto.capture.state_flow import check_flow
 from placeto.capture.whole import Whole, keeping_tensors
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
@@ -71,9 +71,6 @@ class Capture:
     trained: tuple[str, ...] = ()  # paths of the trainable parameters
     paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
     split: tuple[bool, ...] = ()  # whether micro-batches split each leaf of inputs and targets; () if there is one
-    joined: tuple[
-        bool, ...
-    ] = ()  # whether each output of an inference is joined over micro-batches; () if there is one
     input_gradients: int = 0  # of the arguments' tensors; they follow the gradients of the parameters
     twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
 
@@ -316,8 +313,7 @@ def capture_step(
     changes = ChangeDetector(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     step = with_names(step, nodes, traced, module, inputs, len(paths), buffers)
     to_be_run(traced)
-    tensors = *paths, *buffers
-    return Capture(step, traced, nodes, list, whole, changes, tuple(trained), tensors, tuple(split), tuple(joins))
+    return Capture(step, traced, nodes, list, whole, changes, tuple(trained), (*paths, *buffers), tuple(split))
 
 
 def _fake(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from placeto.capture.arguments import Inputs, call_module, own_loss, plain
-from placeto.capture.batch_dimension import Sizes
+from placeto.capture.batch_dimension import Sizes, batch_length
 from placeto.capture.checks import (
     check_arguments,
     check_loss,
@@ -29,7 +29,6 @@ from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.gradients import gradients_of, requiring_grad
 from placeto.capture.labels import Labels
 from placeto.capture.losses import modules_of, tensors_of
-from placeto.capture.micro_batches import batch_length
 from placeto.capture.objects import Kept, holds_tensors
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast

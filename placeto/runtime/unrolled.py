@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from placeto.capture.micro_batches import written_back
+from placeto.capture.state_flow import written_back
 from placeto.capture.trace import Capture
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def unrolled(capture: Capture) -> Capture:
     unrolling = _Unrolling(capture)
     made = GraphModule(capture.traced, unrolling.graph)
     made.meta |= capture.traced.meta
-    return replace(capture, traced=made, nodes=tuple(unrolling.nodes_of_ops()), split=(), joined=())
+    return replace(capture, traced=made, nodes=tuple(unrolling.nodes_of_ops()), split=())
 
 
 class _Unrolling:
@@ -41,6 +41,7 @@ class _Unrolling:
 
     def __init__(self, capture: Capture) -> None:
         self.capture, self.graph, self.count = capture, Graph(), capture.micro_batches
+        self.training = capture.graph.mode == "training"
         nodes = list(capture.traced.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         shared = zip(capture.nodes, capture.step.shared.tolist(), strict=False)
@@ -54,7 +55,7 @@ class _Unrolling:
         outputs: Any = nodes[-1].args[0]
         written = written_back(capture.traced)
         totals: dict[Node, list[int]] = defaultdict(list)  # node -> the outputs of a training step that it is
-        for place, node in enumerate(() if capture.joined else outputs):
+        for place, node in enumerate(outputs if self.training else ()):
             totals[node].append(place)
         for number in range(self.count):
             if number:  # buffers are as the micro-batch before has left them
@@ -73,21 +74,15 @@ class _Unrolling:
 
     def nodes_of_ops(self) -> list[tuple[str, ...]]:
         """The names of the nodes that each op of the graph stands for."""
-        step = self.capture.step
         node_of = {node.name: node for node in self.capture.traced.graph.nodes}
-        places = {"": 0} | {path: place for place, path in enumerate(self.capture.trained, start=1)}
-        ends = [place for place, joined in enumerate(self.capture.joined) if joined]
-        found = []
+        size, step, found = len(self.capture.nodes), self.capture.step, []
         for row, number in zip(*(values.tolist() for values in step.order), strict=True):
-            beside = row - len(self.capture.nodes)
-            if beside < 0:
+            if row < size:
                 nodes = [self.copies[number][node_of[name]] for name in self.capture.nodes[row]]
-            elif beside < len(step.sums):
-                nodes = [self.sums[places[step.sums[beside].parameter]][number]]
-            elif beside < 2 * len(step.sums):
-                nodes = [self.ends[places[step.sums[beside - len(step.sums)].parameter]]]
             else:
-                nodes = [self.ends[ends[beside - 2 * len(step.sums)]]]
+                combined = step.combined[(row - size) // 2]
+                is_sum = (row - size) % 2 == 0 and combined.after is not None
+                nodes = [self.sums[combined.output][number] if is_sum else self.ends[combined.output]]
             found.append(tuple(node.name for node in nodes))
         return found
 
@@ -122,10 +117,13 @@ class _Unrolling:
 
     def _end(self, place: int, node: Any) -> Any:
         """The output of the whole step in place of that of a micro-batch."""
-        if node is None or not self.capture.joined:
-            whole = node if node is None else self.sums[place][-1]
-            return self._call(aten.alias.default, (whole,), node.meta["val"]) if place and whole is not None else whole
-        return self._cat(node) if self.capture.joined[place] else self.copies[0][node]
+        if node is None:
+            return None
+        if self.training:
+            whole = self.sums[place][-1]
+            return self._call(aten.alias.default, (whole,), node.meta["val"]) if place else whole
+        is_joined = any(each.output == place for each in self.capture.step.combined)
+        return self._cat(node) if is_joined else self.copies[0][node]
 
     def _cat(self, node: Node) -> Node:
         parts = [copies[node] for copies in self.copies]

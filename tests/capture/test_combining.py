@@ -21,12 +21,12 @@ def two(self: Any, x: Tensor) -> Tensor:
 def test_sums_come_in_the_order_of_the_gradients_and_of_one_gradient_the_last_parameter_first() -> None:
     module = Made(two, one=nn.Parameter(meta(4)), other=nn.Parameter(meta(4)), last=nn.Linear(4, 4, device="meta"))
     step = trace_training(module, [meta(8, 4)], square, micro_batches=2).step
-    assert [each.parameter for each in step.sums] == ["", "last.bias", "last.weight", "other", "one"]
-    *_, other, one = step.sums
+    assert [each.parameter for each in step.combined] == ["", "last.bias", "last.weight", "other", "one"]
+    *_, other, one = step.combined
     assert (other.source, other.after) == (one.source, one.after)
     assert step.micro_batch.op_types[one.source[0]] == "aten.sum"
-    assert one.addition["bytes_accessed"] == 3 * 16
-    assert one.addition["outputs"] == [16]
+    assert one.record["bytes_accessed"] == 3 * 16
+    assert one.record["outputs"] == [16]
     assert step.trained == ("one", "other", "last.weight", "last.bias")
 
 
@@ -47,7 +47,7 @@ def test_statistics_are_carried_to_the_next_micro_batch() -> None:
 
 def test_outputs_are_joined_by_an_op_of_all_micro_batches() -> None:
     step = trace_inference(nn.Linear(4, 3, device="meta"), [meta(8, 4)], micro_batches=4).step
-    (join,) = step.joins
+    (join,) = step.combined
     assert join.source == (step.micro_batch.num_ops - 1, 0)
-    assert join.joined["signature"] == "aten.cat.default([4*f32[2,3]])"
-    assert join.joined["bytes_accessed"] == 2 * 8 * 3 * torch.float32.itemsize
+    assert join.record["signature"] == "aten.cat.default([4*f32[2,3]])"
+    assert join.record["bytes_accessed"] == 2 * 8 * 3 * torch.float32.itemsize

@@ -1,48 +1,44 @@
 """A step in micro-batches: the graph of one micro-batch, and the graph of all of them, which is made from it.
 
-Legend: N ops of one micro-batch, E edges between them, M micro-batches, S sums, J joins. A *row* is an op of one
-micro-batch (0 to N-1), an addition of a sum (S rows), a whole gradient (S rows), or a join (J rows).
+Legend: N ops of one micro-batch, E edges between them, M micro-batches. A *row* is an op of one micro-batch (row 0 to
+N-1), or an op that combines tensors of several micro-batches: c-th addition or join (N+2c), c-th whole gradient
+(N+2c+1). Each row is an op of the whole graph for some of the micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import GRADIENT, of_no_micro_batch
+from placeto.problem.graph.gradient_sums import of_no_micro_batch
 from placeto.problem.graph.graph_memory import storage
-from placeto.problem.graph.labels import BACKWARD_PASSES, LABELS, NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.labels import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.memory_fields import NOT_HELD
 from placeto.problem.graph.op_records import fields_of_ops
 
 NO_CALL = -1
 """Number of the call of a module for an op that no call of a module runs."""
-_LABELS = ("op_types", "modules", "signatures", *LABELS)
+_STRINGS = ("op_types", "modules", "signatures", "dtypes", "kernels", "passes", "module_inputs", "gradient_of")
+_COUNTED_ONCE = ("param_bytes", "trained_bytes", "state_bytes")
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A tensor of each micro-batch that is added up: the gradient of a parameter, or the loss."""
+class Combined:
+    """A tensor of each micro-batch: gradients of a parameter and losses are added up, outputs of inference joined."""
 
-    source: tuple[int, int]  # op and output of the tensor
-    after: int  # the last op that has run when the tensor is there: its addition comes next
-    addition: Mapping[str, Any]  # record of an op that adds two such tensors, without its name and inputs
-    parameter: str = ""  # the name of the parameter's op; "" for the loss
+    output: int  # the number of the tensor among the outputs of a micro-batch
+    source: tuple[int, int] | None  # op and output that make the tensor; None if no op does
+    record: Mapping[str, Any]  # of the op that adds two such tensors, or joins those of all; without name and inputs
+    after: int | None = None  # the last op that has run when the tensor is there, which is then added; None = joined
+    parameter: str = ""  # the name of the parameter's op if the tensor is a gradient
     call: int = NO_CALL  # the call of the module that the addition belongs to, as `Step.call`
     calls: int = 0  # as `Step.calls`
-
-
-@dataclass(frozen=True)
-class Join:
-    """A tensor of each micro-batch that is joined along the batch, such as an output of an inference."""
-
-    source: tuple[int, int] | None  # op and output of the tensor; None if no op makes it
-    joined: Mapping[str, Any]  # record of the op that joins the tensors of all micro-batches, without name and inputs
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,13 @@ class Step:
 
     micro_batch: ComputationGraph  # N ops; gradients have no home yet
     count: int = 1  # M
-    sums: tuple[Sum, ...] = ()  # in the order in which additions come
-    joins: tuple[Join, ...] = ()
+    combined: tuple[Combined, ...] = ()  # in the order in which additions come
     carried: tuple[Carried, ...] = ()
-    trained: tuple[str, ...] = ()  # parameters with a gradient; it is a constant if there is no sum for it
+    trained: tuple[str, ...] = ()  # parameters with a gradient; it is a constant if it isn't among `combined`
     call: np.ndarray | None = None  # (N,) int64, the call of its module that runs an op; None = all `NO_CALL`
     calls: np.ndarray | None = None  # (N,) int64, the calls of this module in a micro-batch; None = all 0
     repeated: np.ndarray | None = None  # (N,) bool, ops that belong to all but that each micro-batch runs; None = none
-    unread: frozenset[str] = field(default=frozenset())  # of `module_tensors`, names of tensors that no op reads
+    unread: frozenset[str] = frozenset()  # of `module_tensors`, names of tensors that no op reads
 
     @cached_property
     def graph(self) -> ComputationGraph:
@@ -84,25 +79,37 @@ class Step:
     def gradients(self) -> dict[str, tuple[str, int] | None]:
         """The op of `graph`, and its output, that is the gradient of each trained parameter; None for a constant."""
         found: dict[str, tuple[str, int] | None] = dict.fromkeys(self.trained)
-        for each in self.sums:
-            if each.parameter and self.count == 1:
-                found[each.parameter] = self.micro_batch.op_names[each.source[0]], each.source[1]
-            elif each.parameter:
-                found[each.parameter] = f"{each.parameter}/{GRADIENT}", 0
+        for each in self.combined:
+            if each.parameter and each.source:
+                of_one = self.micro_batch.op_names[each.source[0]], each.source[1]
+                found[each.parameter] = of_one if self.count == 1 else (f"{each.parameter}/{GRADIENT}", 0)
         return found
 
     @cached_property
     def shared(self) -> np.ndarray:
-        """(rows,) bool, the ops that are there once for all micro-batches."""
-        shared = of_no_micro_batch(self.micro_batch)
-        if self.repeated is not None:
-            shared &= ~self.repeated
-        return np.append(shared, np.zeros(2 * len(self.sums) + len(self.joins), bool))
+        """(N,) bool, the ops that are there once for all micro-batches."""
+        found = of_no_micro_batch(self.micro_batch)
+        return found if self.repeated is None else found & ~self.repeated
 
     @cached_property
     def order(self) -> tuple[np.ndarray, np.ndarray]:
         """Two arrays (ops of `graph`,) int64: the row, and the number of the micro-batch, of each op of `graph`."""
-        return _order(self)
+        one, size, shared = self.micro_batch, self.micro_batch.num_ops, self.shared.tolist()
+        idle = [op for op, kind in enumerate(one.op_types) if shared[op] and kind in TENSORS and not one.readers[op]]
+        following: dict[int | None, list[int]] = {}
+        for number, each in enumerate(self.combined):
+            following.setdefault(each.after, []).append(size + 2 * number)
+        between: list[int] = []  # rows of a micro-batch that is neither the first nor the last one
+        end: list[int] = []  # rows of the last one
+        for op in range(size):
+            for rows in (between, end):
+                rows += ([] if shared[op] else [op]) + following.get(op, [])
+        wholes = {size + 2 * c: size + 2 * c + 1 for c, each in enumerate(self.combined) if each.parameter}
+        end = [row for added in end for row in ((added, wholes[added]) if added in wholes else (added,))]
+        parts = [sorted(set(range(size)) - set(idle)), *[between] * (self.count - 2), end][: self.count]
+        beside = following.get(None, []) + idle
+        rows, numbers = [*chain(*parts), *beside], np.repeat(np.arange(len(parts)), list(map(len, parts)))
+        return np.array(rows, np.int64), np.append(numbers, np.zeros(len(beside), np.int64))
 
 
 def title(module: str, call: int, part: str, kind: str) -> str:
@@ -123,208 +130,161 @@ def in_micro_batches(step: Step) -> ComputationGraph:
     cost: it is the whole gradient, and stays with the parameter. Both name the parameter (`gradient_of`). The bytes of
     buffers count once. With one micro-batch, the op that makes a gradient stays with the parameter.
     """
-    if step.count == 1:
-        return _with_homes(step)
-    one = step.micro_batch
-    row, number = step.order
-    columns = _columns(step)
-    rows, size = row.tolist(), one.num_ops
-    repeated = (row < size) & (number > 0)
-    place = _places(step, row, number)
-    ptr, taken = columns["output_ptr"], _spans(columns["output_ptr"], row)
-    output_ptr = np.concatenate([[0], np.cumsum(np.diff(ptr)[row])])
-    src, dst, output = _edges(step, place)
-    colocation = _colocation(step, row, number, place)
-    belongs = np.concatenate([one.micro_batches, np.full(len(ptr) - 1 - size, NO_MICRO_BATCH)])[row]
-    named = [name for each in step.sums for name in [each.parameter]]
-    names_of = [*[""] * size, *named, *named, *[""] * len(step.joins)]
-
-    def strings(column: str) -> tuple[Any, ...]:
-        return tuple(map(columns[column].__getitem__, rows))
-
-    def counted(column: str) -> np.ndarray:
-        return np.where(repeated, 0, columns[column][row])
-
-    first = columns["module_tensors"]
-    others = [tuple(name for name in names if name not in step.unread) for names in first]
-    return ComputationGraph(
-        name=one.name,
-        mode=one.mode,
-        op_names=_names(step, row, number),
-        flops=columns["flops"][row],
-        bytes_accessed=columns["bytes_accessed"][row],
-        param_bytes=counted("param_bytes"),
-        trained_bytes=counted("trained_bytes"),
-        state_bytes=counted("state_bytes"),
-        colocation=colocation,
-        output_ptr=output_ptr,
-        output_bytes=columns["output_bytes"][taken],
-        resident_outputs=columns["resident_outputs"][taken],
-        held_until=_held(
-            step, columns["held_until"][taken], place, *np.repeat(step.order, np.diff(output_ptr), axis=1)
-        ),
-        edge_src=src,
-        edge_dst=dst,
-        edge_output=output,
-        time_us={kind: np.append(us, np.full(len(ptr) - 1 - size, np.nan))[row] for kind, us in one.time_us.items()},
-        micro_batches=np.where(belongs == NO_MICRO_BATCH, NO_MICRO_BATCH, number),
-        module_tensors=tuple((others if again else first)[r] for r, again in zip(rows, repeated.tolist(), strict=True)),
-        module_inputs=strings("module_inputs"),
-        gradient_of=tuple(map(names_of.__getitem__, rows)),
-        **{column: strings(column) for column in _LABELS},
-    )
+    return _with_homes(step) if step.count == 1 else _Whole(step).graph()
 
 
 def _with_homes(step: Step) -> ComputationGraph:
     """The graph of a step with one micro-batch: its gradients are resident, on the devices of their parameters."""
-    one = step.micro_batch
-    resident, labels = one.resident_outputs.copy(), one.colocation.tolist()
-    pairs = [(one.index[each.parameter], each.source[0]) for each in step.sums if each.parameter]
-    for each in step.sums:
-        if each.parameter:
+    one, pairs = step.micro_batch, list[tuple[int, int]]()
+    resident = one.resident_outputs.copy()
+    for each in step.combined:
+        if each.parameter and each.source:
             resident[one.output_ptr[each.source[0]] + each.source[1]] = True
+            pairs.append((one.index[each.parameter], each.source[0]))
     return replace(
         one,
         micro_batches=np.full(one.num_ops, NO_MICRO_BATCH),
-        colocation=_joined(labels, pairs),
+        colocation=_joined(one.colocation.tolist(), pairs),
         resident_outputs=resident,
         held_until=np.where(resident & ~one.resident_outputs, NOT_HELD, one.held_until),
     )
 
 
-def _order(step: Step) -> tuple[np.ndarray, np.ndarray]:
-    """See `Step.order`."""
-    one, size, count = step.micro_batch, step.micro_batch.num_ops, step.count
-    if count == 1:
-        return np.arange(size), np.zeros(size, np.int64)
-    shared = step.shared.tolist()
-    idle = [op for op in range(size) if shared[op] and one.op_types[op] in TENSORS and not one.readers[op]]
-    following: dict[int, list[int]] = {}
-    for number, each in enumerate(step.sums):
-        following.setdefault(each.after, []).append(number)
-    first = sorted(set(range(size)) - set(idle))
-    between: list[int] = []  # rows of a micro-batch that is neither the first nor the last one
-    end: list[int] = []  # rows of the last one
-    for op in range(size):
-        mine = [] if shared[op] else [op]
-        added = [size + number for number in following.get(op, ())]
-        between += mine + added
-        end += mine + [
-            row for a in added for row in ((a, a + len(step.sums)) if step.sums[a - size].parameter else (a,))
-        ]
-    joins = [size + 2 * len(step.sums) + number for number in range(len(step.joins))]
-    sequence = [first, *[between] * (count - 2), end]
-    numbers = np.repeat(np.arange(count), list(map(len, sequence)))
-    beside = np.array(joins + idle, np.int64)
-    rows = np.concatenate([np.array(part, np.int64) for part in sequence])
-    return np.concatenate([rows, beside]), np.concatenate([numbers, np.zeros(len(beside), np.int64)])
+class _Whole:
+    """The graph of all micro-batches in the making."""
 
+    def __init__(self, step: Step) -> None:
+        self.step, self.one, self.size = step, step.micro_batch, step.micro_batch.num_ops
+        records: list[dict[str, Any]] = []
+        for each in step.combined:
+            labels = {"pass": "backward", "gradient_of": each.parameter, "module": each.parameter.rpartition(".")[0]}
+            whole = {"type": GRADIENT, "outputs": each.record["outputs"], "resident_outputs": [0], **labels}
+            records += [{**each.record, "gradient_of": each.parameter}, whole]
+        records = [record | {"name": f"{row}"} for row, record in enumerate(records)]
+        self._beside = fields_of_ops(records, self.one.mode)
+        self.row, self.number = step.order
+        self.shared = np.append(step.shared, np.zeros(len(records), bool))
+        self.place = np.full((step.count, self.size + len(records)), -1)  # (M, rows) op of the whole graph, or -1
+        self.place[self.number, self.row] = np.arange(len(self.row))
+        self.place[:, self.shared] = self.place[0, self.shared]
 
-def _places(step: Step, row: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """(M, rows) int64, the op of the whole graph that is a row of a micro-batch; -1 if there is none."""
-    size, extra = step.micro_batch.num_ops, 2 * len(step.sums) + len(step.joins)
-    place = np.full((step.count, size + extra), -1)
-    place[number, row] = np.arange(len(row))
-    shared = np.flatnonzero(step.shared)
-    place[:, shared] = place[0, shared]
-    return place
+    def graph(self) -> ComputationGraph:
+        """Return the graph."""
+        row, number, rows = self.row, self.number, self.row.tolist()
+        again = (row < self.size) & (number > 0)  # ops of later micro-batches
+        ptr = np.append(self.one.output_ptr, self._beside["output_ptr"][1:] + self.one.output_ptr[-1])
+        lengths = np.diff(ptr)[row]
+        output_ptr = np.append(0, np.cumsum(lengths))
+        taken = np.repeat(ptr[row] - output_ptr[:-1], lengths) + np.arange(output_ptr[-1])  # tensors of the rows
+        src, dst, output = self._edges()
+        tensors = self._column("module_tensors")
+        read = [tuple(name for name in names if name not in self.step.unread) for names in tensors]
+        nothing = np.full(len(self.shared) - self.size, np.nan)
+        named = zip(rows, again.tolist(), strict=True)
+        same: dict[str, Any] = {column: tuple(map(self._column(column).__getitem__, rows)) for column in _STRINGS}
+        same |= {column: np.where(again, 0, self._column(column)[row]) for column in _COUNTED_ONCE}
+        return ComputationGraph(
+            name=self.one.name,
+            mode=self.one.mode,
+            op_names=self._names(),
+            flops=self._column("flops")[row],
+            bytes_accessed=self._column("bytes_accessed")[row],
+            colocation=self._colocation(),
+            output_ptr=output_ptr,
+            output_bytes=self._column("output_bytes")[taken],
+            resident_outputs=self._column("resident_outputs")[taken],
+            held_until=self._held(self._column("held_until")[taken], np.repeat(np.arange(len(row)), lengths)),
+            edge_src=src,
+            edge_dst=dst,
+            edge_output=output,
+            time_us={kind: np.append(us, nothing)[row] for kind, us in self.one.time_us.items()},
+            micro_batches=np.where(self._column("micro_batches")[row] == NO_MICRO_BATCH, NO_MICRO_BATCH, number),
+            module_tensors=tuple((read if later else tensors)[r] for r, later in named),
+            **same,
+        )
 
+    def _column(self, column: str) -> Any:
+        """A field of all rows."""
+        first, beside = getattr(self.one, column), self._beside[column]
+        return np.append(first, beside) if isinstance(first, np.ndarray) else (*first, *beside)
 
-def _columns(step: Step) -> dict[str, Any]:
-    """The fields of all rows, as those of a graph; its ops are the rows."""
-    one = step.micro_batch
-    records: list[dict[str, Any]] = [{**each.addition, "name": f"addition {s}"} for s, each in enumerate(step.sums)]
-    for s, each in enumerate(step.sums):
-        whole = {"name": f"whole {s}", "type": GRADIENT, "module": each.parameter.rpartition(".")[0]}
-        records.append(whole | {"outputs": each.addition["outputs"], "pass": "backward", "resident_outputs": [0]})
-    records += [{**each.joined, "name": f"join {j}"} for j, each in enumerate(step.joins)]
-    beside = fields_of_ops(records, one.mode) if records else {}
-    columns: dict[str, Any] = {}
-    for column in (*_LABELS, "module_tensors", "module_inputs"):
-        columns[column] = (*getattr(one, column), *beside.get(column, ()))
-    for column in ("flops", "bytes_accessed", "param_bytes", "trained_bytes", "state_bytes", "output_bytes",
-                   "resident_outputs", "held_until"):  # fmt: skip
-        values = getattr(one, column)
-        columns[column] = np.append(values, beside[column]) if records else values
-    columns["output_ptr"] = one.output_ptr
-    if records:
-        columns["output_ptr"] = np.append(one.output_ptr, beside["output_ptr"][1:] + one.output_ptr[-1])
-    return columns
+    def _edges(self) -> np.ndarray:
+        """(3, edges) int64: source, destination and output of the edges, by destination."""
+        one, place, count = self.one, self.place, self.step.count
+        rank = 2 * (np.arange(one.num_edges) - one.input_ptr[one.edge_dst])  # even numbers: carried ones come between
+        there = place[:, one.edge_dst] >= 0  # (M, E)
+        there[1:, self.shared[one.edge_dst]] = False
+        same = (np.broadcast_to(values, there.shape) for values in (one.edge_output, rank))
+        copied = np.stack([place[:, one.edge_src], place[:, one.edge_dst], *same])[:, there]
+        beside: list[tuple[int, int, int, int]] = []
+        for carried in self.step.carried:
+            (op, output), reader = carried.source, place[:, carried.reader]
+            beside += [(place[m - 1, op], reader[m], output, 2 * carried.place - 1) for m in range(1, count)]
+        for c, each in enumerate(self.step.combined):
+            if each.source is None:
+                continue
+            (op, output), combining = each.source, place[:, self.size + 2 * c]
+            if each.after is None:
+                beside += [(part, combining[0], output, m) for m, part in enumerate(dict.fromkeys(place[:, op]))]
+                continue
+            before = place[0, op], output
+            for m in range(1, count):
+                beside += [(before[0], combining[m], before[1], 0), (place[m, op], combining[m], output, 1)]
+                before = combining[m], 0
+            if each.parameter:
+                beside.append((before[0], place[-1, self.size + 2 * c + 1], 0, 0))
+        table = np.append(copied, np.array(beside, np.int64).reshape(-1, 4).T, axis=1)
+        return table[:3, np.lexsort((table[3], table[1]))]
 
+    def _held(self, until: np.ndarray, made_by: np.ndarray) -> np.ndarray:
+        """(tensors,) int64, the op until which each tensor is held: if all share it, one of the last micro-batch.
 
-def _spans(ptr: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """The tensors of some rows, one row after the other; those of row r are from ``ptr[r]`` to ``ptr[r + 1]``."""
-    lengths = np.diff(ptr)[row]
-    begin = np.cumsum(lengths) - lengths
-    return np.repeat(ptr[row] - begin, lengths) + np.arange(lengths.sum())
+        Args:
+            until: (tensors,) the ops of one micro-batch.
+            made_by: (tensors,) the op that makes each tensor.
+        """
+        last = np.where(self.shared[self.row], self.step.count - 1, self.number)
+        return np.where(until == NOT_HELD, NOT_HELD, self.place[last[made_by], until])
 
+    def _colocation(self) -> np.ndarray:
+        """(ops,) int64, groups: each micro-batch has its own, and each parameter one with its gradient.
 
-def _edges(step: Step, place: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Source, destination and output of the edges of the whole graph, by destination."""
-    one, size, count, sums = step.micro_batch, step.micro_batch.num_ops, step.count, len(step.sums)
-    rank = 2 * (np.arange(one.num_edges) - one.input_ptr[one.edge_dst])  # even numbers: carried tensors come between
-    numbers = np.arange(count)[:, None]
-    there = place[numbers, one.edge_dst] >= 0  # (M, E)
-    there[1:, step.shared[one.edge_dst]] = False
-    tables = [np.stack([place[numbers, one.edge_src], place[numbers, one.edge_dst],
-                        *(np.broadcast_to(a, there.shape) for a in (one.edge_output, rank))])[:, there]]  # fmt: skip
-    beside: list[tuple[int, int, int, int]] = []
-    for carried in step.carried:
-        (op, output), reader = carried.source, carried.reader
-        beside += [(place[m - 1, op], place[m, reader], output, 2 * carried.place - 1) for m in range(1, count)]
-    for s, each in enumerate(step.sums):
-        op, output = each.source
-        before = (place[0, op], output)
-        for m in range(1, count):
-            addition = place[m, size + s]
-            beside += [(before[0], addition, before[1], 0), (place[m, op], addition, output, 1)]
-            before = (addition, 0)
-        if each.parameter:
-            beside.append((before[0], place[-1, size + sums + s], 0, 0))
-    for j, join in enumerate(step.joins):
-        if join.source is not None:
-            (op, output), end = join.source, place[0, size + 2 * sums + j]
-            parts = dict.fromkeys(place[m, op] for m in range(count))
-            beside += [(part, end, output, m) for m, part in enumerate(parts)]
-    table = np.concatenate([*tables, np.array(beside, np.int64).reshape(-1, 4).T], axis=1)
-    src, dst, output, rank = table[:, np.lexsort((table[3], table[1]))]
-    return src, dst, output
+        Parts of shared tensors are in the groups of the shared ops. Micro-batch 0 has the groups of all else that is
+        shared.
+        """
+        shown, with_shared = storage(self.one), self.shared.copy()
+        for tensor in np.flatnonzero(shown != np.arange(len(shown))).tolist():
+            with_shared[self.one.producer[tensor]] |= self.shared[self.one.producer[shown[tensor]]]
+        group = self._column("colocation")[self.row]
+        apart = np.where(with_shared[self.row], 0, self.number)
+        labels = np.where(group >= 0, group * self.step.count + apart, -1)
+        _, inverse, members = np.unique(labels, return_inverse=True, return_counts=True)
+        labels = np.where((members[inverse] > 1) & (labels >= 0), labels, -1)
+        gradients = [(c, each.parameter) for c, each in enumerate(self.step.combined) if each.parameter]
+        pairs = [(self.place[0, self.one.index[path]], self.place[-1, self.size + 2 * c + 1]) for c, path in gradients]
+        return _joined(labels.tolist(), pairs)
 
-
-def _held(step: Step, until: np.ndarray, place: np.ndarray, row: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """(tensors,) int64, the ops until which tensors are held; those that all share until an op of the last micro-batch.
-
-    Args:
-        step: the step.
-        until: (tensors,) the ops of one micro-batch.
-        place: (M, rows) the ops of the whole graph.
-        row: (tensors,) the row that makes each tensor.
-        number: (tensors,) the micro-batch of each tensor.
-    """
-    held, of = until != NOT_HELD, np.where(step.shared[row], step.count - 1, number)
-    return np.where(held, place[of, np.where(held, until, 0)], NOT_HELD)
-
-
-def _colocation(step: Step, row: np.ndarray, number: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """(ops,) int64, groups of the whole graph: each micro-batch has its own, and each parameter one with its gradient.
-
-    Parts of a shared tensor are in the group of the shared op. Micro-batch 0 has the groups of all else that is shared.
-    """
-    one, size = step.micro_batch, step.micro_batch.num_ops
-    shown, with_shared = storage(one), step.shared.copy()
-    for tensor in np.flatnonzero(shown != np.arange(len(shown))).tolist():
-        with_shared[one.producer[tensor]] |= step.shared[one.producer[shown[tensor]]]
-    group = np.append(one.colocation, np.full(2 * len(step.sums) + len(step.joins), -1))[row]
-    apart = np.where(with_shared[row], 0, number)
-    labels = np.where(group >= 0, group * step.count + apart, -1)
-    _, inverse, members = np.unique(labels, return_inverse=True, return_counts=True)
-    labels = np.where((members[inverse] > 1) & (labels >= 0), labels, -1)
-    pairs = [
-        (int(place[0, one.index[each.parameter]]), int(place[-1, size + len(step.sums) + s]))
-        for s, each in enumerate(step.sums)
-        if each.parameter
-    ]
-    return _joined(labels.tolist(), pairs)
+    def _names(self) -> tuple[str, ...]:
+        """The names of the ops: later calls of a module have higher numbers."""
+        none, beside = np.full(self.size, NO_CALL), [each for each in self.step.combined for _ in range(2)]
+        call = none if self.step.call is None else self.step.call
+        calls = none if self.step.calls is None else self.step.calls
+        columns = map(self._column, ("modules", "passes", "op_types", "gradient_of"))
+        of = list(zip([*call.tolist(), *(each.call for each in beside)],
+                      [*calls.tolist(), *(each.calls for each in beside)], *columns, strict=True))  # fmt: skip
+        used: dict[str, int] = {}
+        names = []
+        for row, number in zip(self.row.tolist(), self.number.tolist(), strict=True):
+            first, again, module, part, kind, parameter = of[row]
+            if kind in TENSORS:
+                name = self.one.op_names[row]
+            elif kind == GRADIENT and row >= self.size:
+                name = f"{parameter}/{GRADIENT}"
+            else:
+                name = title(module, first if first == NO_CALL else first + number * again, part, kind)
+            used[name] = count = used.get(name, 0) + 1
+            names.append(name if count == 1 else f"{name}_{count - 1}")
+        return tuple(names)
 
 
 def _joined(labels: list[int], pairs: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -346,27 +306,3 @@ def _joined(labels: list[int], pairs: Iterable[tuple[int, int]]) -> np.ndarray:
         parent[other] = one
     groups: dict[int, int] = {}
     return np.array([-1 if label < 0 else groups.setdefault(find(label), len(groups)) for label in labels], np.int64)
-
-
-def _names(step: Step, row: np.ndarray, number: np.ndarray) -> tuple[str, ...]:
-    """The names of the ops of the whole graph: later calls of a module have higher numbers."""
-    one, size, sums = step.micro_batch, step.micro_batch.num_ops, step.sums
-    call = np.full(size, NO_CALL) if step.call is None else step.call
-    calls = np.zeros(size, np.int64) if step.calls is None else step.calls
-    of: list[tuple[str, int, int, str, str]] = list(
-        zip(one.modules, call.tolist(), calls.tolist(), one.passes, one.op_types, strict=True)
-    )
-    of += [(s.addition["module"], s.call, s.calls, s.addition["pass"], s.addition["type"]) for s in sums]
-    of += [("", NO_CALL, 0, "", "")] * len(sums)
-    of += [(j.joined["module"], NO_CALL, 0, j.joined["pass"], j.joined["type"]) for j in step.joins]
-    fixed = {op: name for op, name in enumerate(one.op_names) if one.op_types[op] in TENSORS}
-    fixed |= {size + len(sums) + s: f"{each.parameter}/{GRADIENT}" for s, each in enumerate(sums)}
-    used: dict[str, int] = {}
-    names = []
-    for r, m in zip(row.tolist(), number.tolist(), strict=True):
-        if (name := fixed.get(r)) is None:
-            module, first, again, part, kind = of[r]
-            name = title(module, first if first == NO_CALL else first + m * again, part, kind)
-        used[name] = count = used.get(name, 0) + 1
-        names.append(name if count == 1 else f"{name}_{count - 1}")
-    return tuple(names)

@@ -9,7 +9,7 @@ import pytest
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.step import Step
-from placeto.problem.step.micro_batches import Carried, Join, Sum, title
+from placeto.problem.step.micro_batches import Carried, Combined, title
 
 ADDITION = {"type": "aten.add", "module": "layer", "outputs": [4], "bytes_accessed": 12.0, "pass": "backward"}
 
@@ -32,7 +32,7 @@ def ops() -> list[dict[str, Any]]:
 def step(count: int, **more: Any) -> Step:
     """That layer in micro-batches."""
     loss = {"type": "aten.add", "module": "", "outputs": [1], "pass": "forward"}
-    sums = Sum((2, 0), 2, loss), Sum((3, 0), 3, ADDITION, "layer.w", 0, 1)
+    sums = Combined(0, (2, 0), loss, 2), Combined(1, (3, 0), ADDITION, 3, "layer.w", 0, 1)
     options: dict[str, Any] = {"call": np.array([-1, 0, 0, 0, -1]), "calls": np.array([0, 1, 1, 1, 0])}
     graph = ComputationGraph.from_ops("layer", ops())
     return Step(graph, count, sums, trained=("layer.w",), unread=frozenset(["unread"]), **options | more)
@@ -105,7 +105,7 @@ def test_state_goes_from_one_micro_batch_to_the_next() -> None:
 def test_outputs_are_joined() -> None:
     cat = {"type": "aten.cat", "module": "", "outputs": [18], "bytes_accessed": 36.0, "pass": "forward"}
     some = ComputationGraph.from_ops("layer", [{**op, "trained_bytes": 0, "held": []} for op in ops()[:2]], "inference")
-    graph = Step(some, 3, joins=(Join((1, 0), cat), Join(None, cat))).graph
+    graph = Step(some, 3, (Combined(0, (1, 0), cat), Combined(1, None, cat))).graph
     record = graph.to_ops()[graph.index["cat"]]
     assert record["inputs"] == [["layer/mm", 0], ["layer/mm_1", 0], ["layer/mm_2", 0]]
     assert not graph.to_ops()[graph.index["cat_1"]]["inputs"]

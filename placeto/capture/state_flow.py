@@ -1,20 +1,13 @@
-"""The batch of a step is split into micro-batches, of which one is traced: what can be split, and what can't be.
-
-Dimension 0 of inputs and targets is the batch. In training, the losses of micro-batches are averaged and gradients are
-added; in inference, outputs are joined.
-"""
+"""What a step writes to buffers and parameters, and whether the next micro-batch would depend on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves, tree_map
 
-from placeto.capture.arguments import Inputs, plain
 from placeto.capture.costs import CONSTANT_LIKE
 from placeto.capture.dependencies import reached
 from placeto.capture.errors import CaptureError
@@ -27,53 +20,6 @@ _TRAINING: dict[Any, int] = {  # op of a batch norm -> the place of the argument
     aten._native_batch_norm_legit_functional.default: 5,
     aten.native_batch_norm_backward.default: 7,
 }
-
-
-def first_part(values: Any, length: int, count: int) -> Any:
-    """A nest with the first of `count` parts of each tensor of `length` samples; all else is in every part."""
-    return tree_map(lambda leaf: leaf[: length // count] if is_split(leaf, length) else leaf, values)
-
-
-def is_split(leaf: Any, length: int) -> bool:
-    """Whether a value has a row for each of `length` samples, so that micro-batches split it."""
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
-
-
-def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
-    """The length of the first tensor that has a dimension 0; 0 if no tensor has one."""
-    for leaf in tree_leaves((plain(inputs), plain(targets))):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    return 0
-
-
-def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name: str) -> list[bool]:
-    """Whether each output of a micro-batch is joined with those of the others: tensors with a row for each sample are.
-
-    Other outputs, which don't depend on the batch, are those of the first micro-batch.
-
-    Args:
-        traced: one micro-batch.
-        batch: the inputs that micro-batches split.
-        own: the inputs that are parameters and buffers.
-        name: the name of the graph, for messages.
-
-    Raises:
-        CaptureError: another tensor depends on the batch, such as a mean.
-    """
-    length = len(batch[0].meta["val"])
-    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, own))
-    found = []
-    for node in traced.graph.find_nodes(op="output")[0].args[0]:
-        layout = node.meta["val"]
-        has_rows = layout.dim() > 0 and len(layout) == length
-        if node in of_batch and not has_rows:
-            raise CaptureError(
-                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of {length}, "
-                "which can't be joined: return one row for each sample, or use micro_batches=1"
-            )
-        found.append(has_rows and (node in of_batch or node not in of_module))
-    return found
 
 
 def written_back(traced: GraphModule) -> dict[Node, Node]:
