@@ -140,11 +140,10 @@ class Kept:
         self._spec: Any = None
         self._tensors: list[int] = []  # indices of the tensors among the leaves
         self.changed = False  # whether the step changed its arguments
-        self._has_arguments = True  # whether arguments were given to `begin`
 
     def begin(self, arguments: Any) -> None:
-        """Note the arguments before the step; () if it doesn't matter whether the step changes them."""
-        self._objects, self._has_arguments = {}, arguments != ()
+        """Note the arguments before the step."""
+        self._objects = {}
         self._before = tree_flatten(opened(arguments, self._objects, containers=True))
 
     def finish(self, arguments: Any, output: Any) -> list[Tensor]:
@@ -172,8 +171,7 @@ class Kept:
         for place, tensor in zip(self._tensors, tensors, strict=True):
             leaves[place] = tensor
         objects: Objects = {}
-        if self._has_arguments:
-            opened(arguments, objects, containers=True)
+        opened(arguments, objects, containers=True)
         return closed(tree_unflatten(leaves, self._spec), objects)[1]
 
 

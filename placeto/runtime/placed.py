@@ -44,7 +44,6 @@ from placeto.runtime.meter import Meter
 from placeto.runtime.program import Program
 from placeto.runtime.state import State
 from placeto.runtime.sums import as_scheduled
-from placeto.runtime.unrolled import unrolled
 from placeto.simulator.schedule import Schedule
 
 
@@ -74,7 +73,7 @@ class PlacedStep:
         devices: Sequence[LocalDevice],
         stamps: Sequence[Callable[[], Any]] | None = None,
     ) -> None:
-        self.capture, self.devices = as_scheduled(unrolled(capture), schedule), tuple(devices)
+        self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
         self.meters: list[Meter] | None = None  # if set, one for each device, for the memory of the next steps
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
         self.generators = plan.generators()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,9 +30,14 @@ class RealStep:
     """A step that can be run: captured, with all its inputs, on the CPU."""
 
     name: str
-    capture: Capture  # unrolled
+    capture: Capture
     leaves: tuple[Any, ...]  # values that go in, in the order of the trace's placeholders
     eager: Callable[[], Any] | None  # the same step, run by the module itself; None = it isn't
+
+    @cached_property
+    def unrolled(self) -> Capture:
+        """The capture with the trace of all micro-batches."""
+        return unrolled(self.capture)
 
 
 def real_training(
@@ -51,7 +57,7 @@ def real_training(
         StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
     how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
-    capture = unrolled(trace_training(module, inputs, loss, targets=targets, **how))
+    capture = trace_training(module, inputs, loss, targets=targets, **how)
     trained = [parameter for parameter in capture.of(module).parameters() if parameter.requires_grad]
 
     def eager() -> Any:
@@ -80,8 +86,7 @@ def real_inference(
         CaptureError, StepError: as `real_training`.
     """
     module.eval()
-    how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
-    capture = unrolled(trace_inference(module, inputs, **how))
+    capture = trace_inference(module, inputs, name=name, precision=precision, micro_batches=micro_batches)
 
     def eager() -> Any:
         with autocast(precision):
@@ -96,7 +101,7 @@ def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequ
     Raises:
         StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
-    return RealStep(capture.graph.name, unrolled(capture), _leaves(capture, module, inputs, targets), None)
+    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), None)
 
 
 def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:

@@ -63,7 +63,7 @@ def test_graphs_are_those_of_traces_of_all_micro_batches(name: str) -> None:
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_gradients_are_those_of_the_whole_batch(count: int) -> None:
     step = real_training(model(), [X], nn.functional.cross_entropy, targets=[Y], micro_batches=count)
-    loss, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    loss, *gradients = Program.of(step.unrolled.traced).compile()(*step.leaves)
     assert step.eager is not None
     assert torch.allclose(loss, nn.functional.cross_entropy(model()(X), Y))
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
@@ -91,7 +91,7 @@ def test_a_chain_becomes_a_pipeline() -> None:
 def test_inference_is_a_stream_of_requests() -> None:
     module: Any = Made(lambda self, x: {"y": self.inner(x), "weight": self.inner[0].weight}, inner=model())
     step = real_inference(module, [X], micro_batches=3)
-    made = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
+    made = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
     assert torch.allclose(made["y"], module(X)["y"], atol=1e-6)
     assert torch.equal(made["weight"], module.inner[0].weight)
     chain, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.empty(4096, 512)
@@ -156,7 +156,7 @@ def test_numbers_that_depend_on_the_samples_are_refused() -> None:
 )
 def test_constants_and_what_has_another_length_are_in_every_part(kind: Any, inputs: Any, count: int) -> None:
     step = real_training(kind(6, 3), inputs, lambda y: y.mean(), micro_batches=count)
-    _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    _, *gradients = Program.of(step.unrolled.traced).compile()(*step.leaves)
     assert step.eager is not None
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
 
@@ -304,6 +304,6 @@ def test_what_might_be_a_mask_is_not_cut_to_one_row() -> None:
 def test_parameters_with_as_many_rows_as_a_micro_batch_are_not_joined() -> None:
     module: Any = Made(lambda self, x: (self.inner(x), self.inner.weight * 1.0), inner=nn.Linear(6, 4))
     step = real_inference(module, [X], micro_batches=3)
-    y, weight = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
+    y, weight = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
     assert torch.equal(weight, module.inner.weight)
     assert torch.allclose(y, module.inner(X), atol=1e-6)
