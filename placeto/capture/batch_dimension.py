@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from placeto.capture.arguments import Inputs, call_module, plain
 from placeto.capture.dependencies import reached
 from placeto.capture.errors import CaptureError
-from placeto.capture.objects import opened
+from placeto.capture.objects import Kept, is_number, opened
 
 
 def first_part(values: Any, length: int, count: int) -> Any:
@@ -74,17 +73,18 @@ class Sizes:
     """Calls of a module: of the whole batch, then of a micro-batch.
 
     Args:
-        returns_numbers: whether the module has returned numbers, which the calls have to show to be the same.
+        kept: what an inference has returned, which the calls have to show to be joined rightly; None in training.
     """
 
-    def __init__(self, returns_numbers: Callable[[], bool] = lambda: False) -> None:
-        self._returns_numbers = returns_numbers
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = kept
         self._lengths: list[list[tuple[str, str, int]]] = []  # path, kind and length of the sequence of each layer
         self._outputs: list[list[Any]] = []
 
     def matter(self, module: nn.Module) -> bool:
         """Whether a second size is needed: there are layers without ``batch_first``, or numbers among the outputs."""
-        return not self._outputs and (self._returns_numbers() or any(map(_is_sequence_first, module.modules())))
+        returns_numbers = self._kept is not None and bool(self._kept.values)
+        return not self._outputs and (returns_numbers or any(map(_is_sequence_first, module.modules())))
 
     def call(self, module: nn.Module, inputs: Inputs) -> None:
         """Call the module, and note the sequences that its layers are given, and what it returns."""
@@ -107,7 +107,7 @@ class Sizes:
         self._outputs.append(tree_leaves(opened(output)))
 
     def check(self, name: str) -> None:
-        """Refuse to split the batch if a sequence is shorter in a micro-batch, or if the module returns other numbers.
+        """Refuse to split the batch if a sequence is shorter in a micro-batch, or if outputs can't be joined.
 
         Args:
             name: the name of the graph, for messages.
@@ -125,19 +125,23 @@ class Sizes:
                     f"sequence of {length}: make it with batch_first=True and give the batch first, or use "
                     "micro_batches=1"
                 )
-        if self._returns_numbers():
-            whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
-            for batch, one in zip_longest(whole, part):
-                if batch != one:
-                    raise CaptureError(
-                        f"{name}: the module returns {one!r} for a micro-batch and {batch!r} for the whole batch, and "
-                        "only tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
-                    )
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value says something of a size: a number, a string or a shape."""
-    return isinstance(value, int | float | complex | str | torch.Size)
+        if self._kept is None:
+            return
+        whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
+        for batch, one in zip_longest(whole, part):
+            if batch != one:
+                raise CaptureError(
+                    f"{name}: the module returns {one!r} for a micro-batch and {batch!r} for the whole batch, and only "
+                    "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+                )
+        whole, part = ([leaf.shape for leaf in leaves if isinstance(leaf, Tensor)] for leaves in self._outputs)
+        for batch, one in zip(whole, part, strict=False):
+            if batch[1:] != one[1:]:
+                raise CaptureError(
+                    f"{name}: the module returns a tensor of shape {tuple(one)} for a micro-batch and of shape "
+                    f"{tuple(batch)} for the whole batch, so that dimension 0 of its output isn't the batch: return "
+                    "one row for each sample, or use micro_batches=1"
+                )
 
 
 def _is_sequence_first(layer: nn.Module) -> bool:

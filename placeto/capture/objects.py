@@ -163,7 +163,7 @@ class Kept:
     @property
     def values(self) -> list[Any]:
         """Numbers, strings and shapes among what the step returned, which tensors of other values don't change."""
-        return [leaf for leaf in self._leaves if isinstance(leaf, int | float | complex | str | torch.Size)]
+        return list(filter(is_number, self._leaves))
 
     def rebuild(self, tensors: Sequence[Any], arguments: Any = ()) -> Any:
         """Return the output with these tensors, and change the objects among the arguments as the step did."""
@@ -173,6 +173,11 @@ class Kept:
         objects: Objects = {}
         opened(arguments, objects, containers=True)
         return closed(tree_unflatten(leaves, self._spec), objects)[1]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value may say something of a size: a number, a string or a shape."""
+    return isinstance(value, int | float | complex | str | torch.Size)
 
 
 def holds_tensors(value: Any) -> bool:

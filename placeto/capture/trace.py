@@ -276,7 +276,7 @@ def trace_inference(
             precision=precision,
             run=run,
             micro_batches=micro_batches,
-            sizes=Sizes(lambda: bool(kept.values)),
+            sizes=Sizes(kept),
         )
         return replace(capture, rebuild=kept.rebuild, twin=twin)
     finally:
