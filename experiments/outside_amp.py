@@ -190,12 +190,12 @@ def exchange_us(cluster: Cluster, size: int, dispatch: str) -> float:
             given = {"inputs": [(f"f {device}", 0)], "outputs": outputs, "micro_batch": device, "pass": "backward"}
             add(f"b{weight} {device}", device, given)
     for weight in weights:
-        total = f"b{weight} 0", 0
+        total, labels = (f"b{weight} 0", 0), {"pass": "backward", "gradient_of": f"w{weight}"}
         for device in range(1, devices):
             summed = {"type": "aten.add", "inputs": [total, (f"b{weight} {device}", 0)], "outputs": outputs}
-            add(f"a{weight} {device}", weight % devices, {**summed, "pass": "backward"})
+            add(f"a{weight} {device}", weight % devices, {**summed, **labels})
             total = f"a{weight} {device}", 0
-        add(f"g{weight}", weight % devices, {"type": GRADIENT, "inputs": [total], "outputs": [0], "pass": "backward"})
+        add(f"g{weight}", weight % devices, {"type": GRADIENT, "inputs": [total], "outputs": [0], **labels})
     problem = PlacementProblem(ComputationGraph.from_ops("exchange", ops), cluster, dispatch=dispatch)
     return simulate(problem, np.array(placed)).makespan_us
 

@@ -159,12 +159,12 @@ def data_parallel(size: Size, words: int, length: int, batch: int, cluster: Clus
             add(f"b{number} {device}", device, labels | made)
     for (number, each), home in homes.items():
         total, outputs = (f"b{number} 0", each + 1), [weights[number] // PARTS]
+        labels = {"pass": "backward", "gradient_of": f"w{number} {each}"}
         for device in range(1, devices):
             record = {"type": "aten.add", "inputs": [total, (f"b{number} {device}", each + 1)], "outputs": outputs}
-            add(name := f"a{number} {each} {device}", home, record | {"pass": "backward"})
+            add(name := f"a{number} {each} {device}", home, record | labels)
             total = name, 0
-        record = {"type": GRADIENT, "inputs": [total], "outputs": outputs, "pass": "backward"}
-        add(f"g{number} {each}", home, record)
+        add(f"g{number} {each}", home, {"type": GRADIENT, "inputs": [total], "outputs": outputs, **labels})
     problem = PlacementProblem(ComputationGraph.from_ops("data parallel", ops), cluster, dispatch="1f1b")
     return simulate(problem, np.array(placed)).makespan_us
 

@@ -98,9 +98,9 @@ class Alone(Interpreter):
     """Runs a step, and times each of its signatures by itself where it comes first."""
 
     def __init__(self, one: Measured, seconds: float) -> None:
-        super().__init__(one.step.capture.traced)
+        super().__init__(one.step.unrolled.traced)
         graph = one.step.capture.graph
-        self.signature = {nodes[0]: graph.signatures[op] for op, nodes in enumerate(one.step.capture.nodes)}
+        self.signature = {nodes[0]: graph.signatures[op] for op, nodes in enumerate(one.step.unrolled.nodes)}
         self.seconds = seconds
         self.warm: dict[str, float] = {}
         self.cold: dict[str, float] = {}

@@ -81,6 +81,7 @@ def plainly_lowered(problem: PlacementProblem, placement: np.ndarray) -> Plain:
     for record in records.values():
         record.pop("micro_batch", None)
         record.pop("pass", None)
+        record.pop("gradient_of", None)
     names = list(records)
     lowered = PlacementProblem(
         ComputationGraph.from_ops(graph.name, list(records.values()), graph.mode),
@@ -92,8 +93,7 @@ def plainly_lowered(problem: PlacementProblem, placement: np.ndarray) -> Plain:
 
 
 def _adds(record: dict) -> bool:
-    sums = record["type"] == "aten.add" and record.get("pass") == "backward" and "micro_batch" not in record
-    return sums and len(record["inputs"]) == 2
+    return "gradient_of" in record
 
 
 def _relay(records, device, place, hosts, nearest, graph) -> None:  # type: ignore[no-untyped-def]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from placeto.capture.arguments import plain
+from placeto.capture.batch_dimension import batch_length
 from placeto.capture.errors import NO_LAYOUT, CaptureError
-from placeto.capture.objects import hides_tensors, holds_tensors, opened
+from placeto.capture.objects import Kept, hides_tensors, holds_tensors, opened
 
 # wrappers whose hooks on autograd's nodes, which a captured step leaves out, average gradients between processes
 _AVERAGING = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -101,6 +102,51 @@ def check_micro_batches(count: object, name: str) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
+
+
+def check_split(inputs: Any, targets: Any, count: int, name: str) -> None:
+    """Refuse a batch that can't be split.
+
+    Raises:
+        CaptureError: `count` is less than 1, there is no tensor to split, `count` doesn't divide the batch's length, or
+            an input might be a mask, of which a micro-batch of one sample would get a row that fits.
+    """
+    if count == 1:
+        return
+    if count < 1:
+        raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
+    length = batch_length(inputs, targets)
+    if not length:
+        raise CaptureError(
+            f"{name}: no input and no target is a tensor of samples, which micro-batches split: give one, with the "
+            "batch first, or use micro_batches=1"
+        )
+    if length % count:
+        raise CaptureError(
+            f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
+            "divides it"
+        )
+    given = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
+    square = next((leaf for leaf in given[1:] if leaf.shape[:2] == (length, length)), None)
+    if length == count > 1 and square is not None:
+        raise CaptureError(
+            f"{name}: an input of shape {tuple(square.shape)} is as long as the batch in two dimensions, as a mask is, "
+            "and each micro-batch of 1 sample would get a row of it: choose another size of the batch, or fewer "
+            "micro-batches"
+        )
+
+
+def check_unchanged(kept: Kept, micro_batches: int, name: str) -> None:
+    """Refuse a step in micro-batches that changes its arguments, as a micro-batch has only parts of them.
+
+    Raises:
+        CaptureError: it does.
+    """
+    if micro_batches > 1 and kept.changed:
+        raise CaptureError(
+            f"{name}: forward changes a list, a dict or an object that it is given, which micro-batches don't "
+            "give back: return what is new, or use micro_batches=1"
+        )
 
 
 def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:

@@ -16,6 +16,18 @@ from placeto.problem.graph.labels import CHANNELS_LAST
 aten = torch.ops.aten
 # ops that read only as much of their first input as they write
 _GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
+# ops that read no value of their input, so that what they make counts as a constant
+CONSTANT_LIKE = {
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.empty_like,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
 _DROPOUT = (aten.bernoulli, aten.div, aten.mul)  # the ops of a dropout on a CPU
 
 

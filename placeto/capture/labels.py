@@ -1,4 +1,4 @@
-"""Labels that say where each traced op comes from: the module that was being called, the pass and the micro-batch."""
+"""Labels that say where each traced op comes from: the module that was being called, and the pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from placeto.capture.dependencies import behind
 from placeto.capture.draws import Draws
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.step.micro_batches import NO_CALL
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,9 @@ class Label:
     """Where a traced node comes from."""
 
     module: str = ""  # path of the nn.Module
-    call: int = 0  # how many calls of this module came before
+    call: int = NO_CALL  # how many calls of this module came before; `NO_CALL` outside of the calls of modules
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
-    micro_batch: int = NO_MICRO_BATCH  # number of the micro-batch; of ops that belong to all, NO_MICRO_BATCH
     node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
 
     @property
@@ -35,12 +34,11 @@ class Label:
 
 
 class _Place(NamedTuple):
-    """What is being run: a call of a module, in a pass of a micro-batch."""
+    """What is being run: a call of a module, in a pass."""
 
     module: str | None = None
-    call: int = 0
+    call: int = NO_CALL
     backward: bool = False
-    micro_batch: int = NO_MICRO_BATCH
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
 
@@ -53,6 +51,7 @@ class Labels:
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
         self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
         self.draws = Draws()
+        self.calls: Counter[str] = Counter()  # path of a module -> how often it was called in the last trace
 
     def next(self, inputs: Sequence[Label]) -> Label:
         """The label of an op that runs now; `inputs` are the labels of the nodes whose values it reads."""
@@ -61,14 +60,14 @@ class Labels:
             return self.source.meta.get("label", Label())
         if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
             again = place.backward
-            label = Label(place.module or "", place.call, again, again, place.micro_batch, place.number)
+            label = Label(place.module or "", place.call, again, again, place.number)
             if not place.backward:  # autograd has taken the op's number before it runs the op
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
         # the gradients of a tensor used twice are added between two nodes of autograd: the sum is labelled as the later
         source = None if place.number is None else self._by_number.get(place.number)
         source = source or (inputs[-1] if inputs else Label())
-        return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch, node=place.number)
+        return replace(source, backward=True, recomputed=False, node=place.number)
 
     def replay(self, source: Node) -> None:
         """Give the ops that run from now on the label of this node."""
@@ -77,10 +76,6 @@ class Labels:
     def within(self, module: str, call: int) -> AbstractContextManager[None]:
         """A context in which ops belong to a call of a module."""
         return self._at(module=module, call=call)
-
-    def of_micro_batch(self, number: int) -> AbstractContextManager[None]:
-        """A context in which ops belong to a micro-batch."""
-        return self._at(micro_batch=number)
 
     def backward(self) -> AbstractContextManager[None]:
         """A context in which ops belong to the backward pass."""
@@ -94,7 +89,7 @@ class Labels:
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
         """A context in which ops get the path of the submodule that runs them, and the number of its call."""
-        calls: Counter[str] = Counter()
+        calls = self.calls = Counter()
 
         def enter(path: str) -> Callable[..., None]:
             def hook(module: nn.Module, arguments: Any) -> None:

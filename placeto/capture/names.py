@@ -21,21 +21,22 @@ from placeto.capture.costs import nodes_read
 from placeto.capture.objects import opened
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
+from placeto.problem.step.micro_batches import Step
 
 
 def with_names(
-    graph: ComputationGraph,
+    step: Step,
     nodes: Sequence[Sequence[str]],
     traced: GraphModule,
     module: nn.Module,
     inputs: Inputs,
     parameters: int,
     buffers: Sequence[str],
-) -> ComputationGraph:
-    """The graph with `module_tensors` and `module_inputs` of its ops.
+) -> Step:
+    """The step with `module_tensors` and `module_inputs` of its ops.
 
     Args:
-        graph: the graph of `traced`.
+        step: the step of `traced`.
         nodes: names of the traced nodes behind each op, its own first.
         traced: its placeholders are parameters, buffers, the inputs, then others.
         module: the module that was traced.
@@ -43,7 +44,7 @@ def with_names(
         parameters: how many of the placeholders are parameters.
         buffers: paths of the buffers.
     """
-    also, first = _other_names(module), parameters
+    also, first, graph = _other_names(module), parameters, step.micro_batch
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     known: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
     for node, path in zip(placeholders[first:], buffers, strict=False):
@@ -69,19 +70,21 @@ def with_names(
                 tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
             elif not node.meta["label"].backward:
                 arguments[op][name] = None
-    _add_unread(tensors, graph, module)
-    return replace(
-        graph, module_tensors=tuple(map(tuple, tensors)), module_inputs=tuple(tuple(sorted(a)) for a in arguments)
-    )
+    unread = _add_unread(tensors, graph, module)
+    columns = tuple(map(tuple, tensors)), tuple(tuple(sorted(names)) for names in arguments)
+    return replace(step, micro_batch=replace(graph, module_tensors=columns[0], module_inputs=columns[1]), unread=unread)
 
 
-def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> None:
+def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> frozenset[str]:
     """Add the names of tensors that no op stands for or reads to a computing op, if possible of a module with tensors.
 
     Args:
         tensors: (N,) names of the tensors of each op; changed in place.
         graph: the graph.
         module: the module that was traced.
+
+    Returns:
+        The names that were added.
     """
     known = {name for names in tensors for name in names} | set(graph.op_names)
     paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
@@ -89,9 +92,9 @@ def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module:
     computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
     keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
     also = _other_names(module)
-    for path in paths:
-        if path not in known:
-            tensors[keeper] |= dict.fromkeys((path, *also.get(path, ())))
+    unread = [name for path in paths if path not in known for name in (path, *also.get(path, ()))]
+    tensors[keeper] |= dict.fromkeys(unread)
+    return frozenset(unread)
 
 
 def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -140,11 +140,10 @@ class Kept:
         self._spec: Any = None
         self._tensors: list[int] = []  # indices of the tensors among the leaves
         self.changed = False  # whether the step changed its arguments
-        self._has_arguments = True  # whether arguments were given to `begin`
 
     def begin(self, arguments: Any) -> None:
-        """Note the arguments before the step; () if it doesn't matter whether the step changes them."""
-        self._objects, self._has_arguments = {}, arguments != ()
+        """Note the arguments before the step."""
+        self._objects = {}
         self._before = tree_flatten(opened(arguments, self._objects, containers=True))
 
     def finish(self, arguments: Any, output: Any) -> list[Tensor]:
@@ -164,11 +163,7 @@ class Kept:
     @property
     def values(self) -> list[Any]:
         """Numbers, strings and shapes among what the step returned, which tensors of other values don't change."""
-        return [leaf for leaf in self._leaves if isinstance(leaf, int | float | complex | str | torch.Size)]
-
-    def like(self, other: Kept) -> bool:
-        """Whether another step returned a nest of the same form, with tensors at the same places."""
-        return bool(self._spec == other._spec and self._tensors == other._tensors)
+        return list(filter(is_number, self._leaves))
 
     def rebuild(self, tensors: Sequence[Any], arguments: Any = ()) -> Any:
         """Return the output with these tensors, and change the objects among the arguments as the step did."""
@@ -176,9 +171,13 @@ class Kept:
         for place, tensor in zip(self._tensors, tensors, strict=True):
             leaves[place] = tensor
         objects: Objects = {}
-        if self._has_arguments:
-            opened(arguments, objects, containers=True)
+        opened(arguments, objects, containers=True)
         return closed(tree_unflatten(leaves, self._spec), objects)[1]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value may say something of a size: a number, a string or a shape."""
+    return isinstance(value, int | float | complex | str | torch.Size)
 
 
 def holds_tensors(value: Any) -> bool:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
+from placeto.capture.dependencies import needed_by
 from placeto.capture.draws import RAN, carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
@@ -47,7 +48,8 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
 
     Every leaf is a placeholder. Every node has ``meta["label"]`` and ``meta["val"]``, in which tensors on "meta" have
     the layouts of the real ones. Nodes whose value is freed while the function runs have ``meta[HELD]``; see
-    `placeto.capture.lifetimes`. The graph has ``meta["tensors"]``, the node of each tensor that still exists.
+    `placeto.capture.lifetimes`. The graph has ``meta["tensors"]``, the node of each tensor that still exists, and
+    ``meta["values"]``, the places of the leaves on which numbers depend that the function has read.
 
     Args:
         function: takes the leaves; returns a sequence of tensors and None.
@@ -81,6 +83,7 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     replay = _Replay(traced, labels)
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
+    made.meta["values"] = traced.meta["values"]
     carry_over(traced, made)
     carry_draws(made)
     for node in made.graph.find_nodes(op="call_function", target=aten.copy.default):
@@ -108,6 +111,7 @@ class _Recorder(TorchDispatchMode):
         self.lifetimes = Lifetimes()
         self.inputs: list[tuple[Tensor, Node]] = []
         self.elsewhere: Any = WeakTensorKeyDictionary()  # tensors whose changes functional ops made of new tensors
+        self.values: set[Node] = set()  # nodes whose values Python has read
 
     def add_input(self, value: Any) -> None:
         """Add a placeholder for an argument."""
@@ -132,6 +136,8 @@ class _Recorder(TorchDispatchMode):
         with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
             made = _make_graph_module(self.root, self.graph)
         made.meta["tensors"] = self.nodes
+        places = {node: place for place, node in enumerate(self.graph.find_nodes(op="placeholder"))}
+        made.meta["values"] = {places[node] for node in needed_by(self.values) if node in places}
         return made
 
     @classmethod
@@ -157,6 +163,8 @@ class _Recorder(TorchDispatchMode):
         leaves = result if isinstance(result, list | tuple) else (result,)
         if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, *sources, result)
+        elif torch.Tag.data_dependent_output in func.tags:
+            self.values |= {leaf for leaf in tree_leaves(sources) if isinstance(leaf, Node)}
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

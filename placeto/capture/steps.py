@@ -1,4 +1,7 @@
-"""Trace a function that calls a module, and make a `Capture`: the graph with the traced calls behind its ops."""
+"""Trace a function that calls a module, and make a `Capture`: the step with the traced calls behind its ops.
+
+Of several micro-batches, one is traced.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.capture.arguments import call_module, plain
-from placeto.capture.batch_dimension import check_sequences, sequence_first
+from placeto.capture.arguments import plain
+from placeto.capture.batch_dimension import Sizes, batch_length, first_part, is_split, joined
 from placeto.capture.change_detection import ChangeDetector, Signature
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
@@ -27,19 +31,19 @@ from placeto.capture.errors import RUN, CaptureError, explain, without_logs
 from placeto.capture.flops import uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.meanwhile import meanwhile
-from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
-from placeto.capture.mixing import check_samples, resized
 from placeto.capture.names import with_names
-from placeto.capture.objects import Kept, closed, opened
-from placeto.capture.ops import computation_graph
+from placeto.capture.objects import closed, opened
+from placeto.capture.ops import step_of
 from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
+from placeto.capture.state_flow import check_flow
 from placeto.capture.whole import Whole, keeping_tensors
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph.uncounted import UncountedWarning
+from placeto.problem.step.micro_batches import Step
 
 _SEED = 0  # seed of the random numbers of a step that is computed
 _AGAIN = 4  # number of traces that are compared with the first, if numbers were drawn outside of torch
@@ -47,27 +51,38 @@ _AGAIN = 4  # number of traces that are compared with the first, if numbers were
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A graph with the trace that it was made from: all that is needed to run the graph once it is placed.
+    """A step with the trace of one micro-batch that it was made from: all that is needed to run it once it is placed.
 
     `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets), in the module's order.
     The outputs of a training step are the loss, a gradient for each trainable parameter (None if it gets none), and the
     gradients of arguments. If the step changes its arguments, their tensors follow. The outputs of an inference are the
     tensors of the arguments, if it changes these, and then the tensors that the module returns. A node that no op
-    stands for is a constant, a view of an input, or not needed.
+    stands for is a constant, a view of an input, or not needed. `placeto.runtime.unrolled` makes the trace of all
+    micro-batches.
     """
 
-    graph: ComputationGraph
+    step: Step
     traced: GraphModule
-    nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
-    gradients: Mapping[str, tuple[str, int] | None]  # parameter -> op and output of its gradient, None if constant
+    # (N,) names of the traced nodes that each op of the micro-batch stands for: its own, then views
+    nodes: tuple[tuple[str, ...], ...]
     rebuild: Callable[..., Any]  # (outputs after the gradients, arguments) -> what the module returns
     whole: Whole | None = None  # the module, and the modules that the loss uses
     changes: ChangeDetector | None = None
     trained: tuple[str, ...] = ()  # paths of the trainable parameters
     paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
-    micro_batches: int = 1
+    split: tuple[bool, ...] = ()  # whether micro-batches split each leaf of inputs and targets; () if there is one
     input_gradients: int = 0  # of the arguments' tensors; they follow the gradients of the parameters
     twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
+
+    @property
+    def graph(self) -> ComputationGraph:
+        """The graph of all micro-batches."""
+        return self.step.graph
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches."""
+        return self.step.count
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -102,7 +117,7 @@ def capture_step(
     module: nn.Module,
     inputs: Any,
     targets: Any,
-    function: Callable[[Any, Any, int], list[Tensor | None]],
+    function: Callable[[Any, Any], list[Tensor | None]],
     labels: Labels,
     *,
     name: str,
@@ -110,9 +125,10 @@ def capture_step(
     precision: str,
     run: bool,
     micro_batches: int,
+    sizes: Sizes,
     others: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> Capture:
-    """Trace a function that calls the module, and return the graph of what it does with the trace behind the graph.
+    """Trace a function that calls the module, and return the step that it does with the trace behind the step.
 
     A warning names the computing ops whose FLOPs aren't counted.
 
@@ -120,14 +136,15 @@ def capture_step(
         module: the module. While the function runs, its parameters are replaced by fake tensors, or by copies if `run`.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
-        function: takes the plain inputs and targets of a micro-batch and its number. Returns its loss and gradients,
-            then changed arguments; in inference, the tensors that the module returns.
+        function: takes the plain inputs and targets of a micro-batch. Returns its loss and gradients, then changed
+            arguments; in inference, the tensors that the module returns.
         labels: the labels that the function gives to what it runs.
         name: the name of the graph.
         mode: "training" or "inference".
         precision: see `capture_training`.
         run: whether to compute the step.
         micro_batches: the number of parts into which the batch is split.
+        sizes: checks that dimension 0 is the batch, where there are several micro-batches.
         others: further modules that the function calls, by name.
 
     Raises:
@@ -141,27 +158,9 @@ def capture_step(
     tensor = _real if run else _fake
     if run:
         _check_values(module, opened((plain(inputs), plain(targets))), name)
-    parts = micro_batches  # the number of micro-batches that are traced
-
-    def each_part(arguments: Any, extra: Any) -> list[Tensor | None]:
-        """Run the function on each micro-batch that is traced, and return the outputs of all of them in a row."""
-        if micro_batches == 1:
-            return function(arguments, extra, 0)
-        outputs: list[Tensor | None] = []
-        for number, values in enumerate(split_batch(arguments, extra, micro_batches)[:parts]):
-            kept = Kept()
-            kept.begin(values)
-            with labels.of_micro_batch(number):
-                outputs += function(*values, number)
-            kept.finish(values, None)
-            if kept.changed:
-                raise CaptureError(
-                    f"{name}: forward changes a list, a dict or an object that it is given, which micro-batches don't "
-                    "give back: return what is new, or use micro_batches=1"
-                )
-        return outputs
-
-    whole = Whole(module, each_part, others, name)
+    arguments: Any = plain(inputs), plain(targets)
+    length = batch_length(inputs, targets)
+    whole = Whole(module, function, others, name)
     paths = [path.removeprefix("module.") for path, _ in whole.named_parameters()]
     trained = [path.removeprefix("module.") for path, p in whole.named_parameters() if p.requires_grad]
     trained = trained if mode == "training" else []
@@ -171,14 +170,14 @@ def capture_step(
         )
     mode_of_torch = None if run else FakeTensorMode(allow_non_fake_inputs=True)
 
-    def values() -> Any:
-        """Parameters, buffers, inputs and targets, each tensor replaced by a fake one, or by a copy if `run`."""
+    def values(parts: int = micro_batches) -> Any:
+        """Parameters, buffers, and a part of inputs and targets; tensors are fake ones, or copies if `run`."""
         if run:  # so that each trace draws the same numbers
             torch.random.manual_seed(_SEED)
         params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
         buffers = {key: tensor(b) for key, b in whole.named_buffers()}
-        given = tree_map(lambda leaf: _requiring_grad(tensor(leaf), leaf), opened((plain(inputs), plain(targets))))
-        return params, buffers, *given
+        given = tree_map(lambda leaf: _requiring_grad(tensor(leaf), leaf), opened(arguments))
+        return params, buffers, *(given if parts == 1 else first_part(given, length, parts))
 
     @contextmanager
     def tracing() -> Iterator[None]:
@@ -197,12 +196,12 @@ def capture_step(
             stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
             yield
 
-    def recorded(leaves: Sequence[Any], spec: Any, what: Whole | None = None) -> GraphModule:
-        """Record the step, or `what`, with the flattened `values`; refuse a step that changes the shape of one."""
+    def recorded(leaves: Sequence[Any], spec: Any) -> GraphModule:
+        """Record the step with the flattened `values`; refuse a step that changes the shape of one."""
 
         def flat(*leaves: Any) -> Any:
             params, buffers, *given = tree_unflatten(leaves, spec)
-            return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
+            return torch.func.functional_call(whole, {**params, **buffers}, tuple(closed(given)))
 
         before = [_shape(leaf) for leaf in leaves]
         with torch.enable_grad(), labels.following(module), keeping_tensors(whole, names=False):
@@ -216,91 +215,69 @@ def capture_step(
                 )
         return made
 
-    def check_layers() -> None:
-        """Refuse micro-batches that would split the sequence of a layer, as its batch is in dimension 1."""
-        layers = sequence_first(module) if micro_batches > 1 else {}
-        if not layers:
-            return
+    def check_sizes() -> None:
+        """Refuse micro-batches if dimension 0 isn't the batch, where a second size has to show it."""
 
-        def both(arguments: Any, extra: Any) -> list[Tensor | None]:
-            one, _ = split_batch(arguments, extra, micro_batches)[0]
-            check_sequences(layers, lambda: call_module(module, arguments), lambda: call_module(module, one), name)
+        def call(given: Any, extra: Any) -> list[Tensor | None]:
+            sizes.call(module, given)
             return []
 
-        params, buffers, *given = values()
-        probe = Whole(module, both, others, name)
-        torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(given)))
-        state.restore()
-
-    def forward_of(count: int) -> GraphModule:
-        """The trace of the module's forward pass of `count` samples."""
-
-        def outputs(arguments: Any, extra: Any) -> list[Tensor | None]:
-            leaves = tree_flatten(opened(call_module(module, arguments)))[0]
-            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-        params, buffers, *given = values()
-        given = resized(given, batch_length(inputs, targets), count)
-        try:
-            return recorded(*tree_flatten((params, buffers, *given)), Whole(module, outputs, others, name))
-        finally:
+        for parts in (1, micro_batches) if micro_batches > 1 and sizes.matter(module) else ():
+            params, buffers, *leaves = values(parts)
+            probe = Whole(module, call, others, name)
+            torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(leaves)))
             state.restore()
+        sizes.check(name)
 
     def again() -> Signature:
         """Trace the step anew, and return its signature."""
         with tracing():
             return Signature.of(recorded(*tree_flatten(values())), held)
 
-    def join(graph: Graph, outputs: list[list[Any]]) -> list[Any]:
-        """The outputs of the whole batch, from those of each micro-batch."""
-        if mode == "training":
-            return accumulated(graph, outputs, trained)
-        return joined(graph, outputs, batch_length(inputs, targets), name)
-
     outside, seeded = OutsideRandom(), torch.random.get_rng_state()
     state = Snapshot(whole)
     held = state.tensors()
     try:
         with tracing():
-            check_layers()
-            for parts in dict.fromkeys((micro_batches if run else min(TRACED, micro_batches), micro_batches)):
-                with Seeds() as seeds:
-                    traced = recorded(*tree_flatten(values()))
-                signature = Signature.of(traced, held)
-                own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
-                before = signature, traced.meta["tensors"]
-                for _ in range(_AGAIN if outside.changed() and not run else 0):
-                    if Signature.of(recorded(*tree_flatten(values())), held, before).whole != signature.whole:
-                        raise CaptureError(
-                            f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
-                            f"be another: draw them with torch.rand and choose by torch.where, or {RUN}"
-                        )
-                if seeds.given and not run and any(map(draws, traced.graph.nodes)):
-                    with Seeds() as others_given:
-                        recorded(*tree_flatten(values()))
-                    if others_given.given == seeds.given:
-                        raise CaptureError(
-                            f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
-                            f"step would not: leave torch.manual_seed out of forward, or {RUN}"
-                        )
-                if not run:
-                    check_generators(traced, lambda: recorded(*tree_flatten(values())), name)
-                if own:
-                    after = Signature.of(recorded(*tree_flatten(values())), held, before)
-                    if after.whole != signature.whole:
-                        what = ", ".join(dict.fromkeys(what for _, _, what in own))
-                        raise CaptureError(
-                            f"{name}: forward changes {what}, and the next step would be another: register it as "
-                            "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
-                        )
-                state.restore()
-                if micro_batches > 1 and not run and parts <= TRACED:
-                    length = batch_length(inputs, targets)
-                    check_samples(traced, length // micro_batches, length, forward_of, name)
-                if mutates(traced):
-                    traced = functional(traced, tree_flatten(values())[0])
-                if micro_batches == 1 or completed(traced, parts, micro_batches, join):
-                    break
+            check_sizes()
+            with Seeds() as seeds:
+                traced = recorded(*tree_flatten(values()))
+            signature = Signature.of(traced, held)
+            own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
+            before = signature, traced.meta["tensors"]
+            if outside.changed() and run and micro_batches > 1:
+                raise CaptureError(
+                    f"{name}: forward draws numbers with Python's or numpy's random, which each micro-batch would draw "
+                    "anew: draw them with torch.rand, or use micro_batches=1"
+                )
+            for _ in range(_AGAIN if outside.changed() and not run else 0):
+                if Signature.of(recorded(*tree_flatten(values())), held, before).whole != signature.whole:
+                    raise CaptureError(
+                        f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
+                        f"be another: draw them with torch.rand and choose by torch.where, or {RUN}"
+                    )
+            if seeds.given and not run and any(map(draws, traced.graph.nodes)):
+                with Seeds() as others_given:
+                    recorded(*tree_flatten(values()))
+                if others_given.given == seeds.given:
+                    raise CaptureError(
+                        f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
+                        f"step would not: leave torch.manual_seed out of forward, or {RUN}"
+                    )
+            if not run:
+                check_generators(traced, lambda: recorded(*tree_flatten(values())), name)
+            if own:
+                after = Signature.of(recorded(*tree_flatten(values())), held, before)
+                if after.whole != signature.whole:
+                    what = ", ".join(dict.fromkeys(what for _, _, what in own))
+                    raise CaptureError(
+                        f"{name}: forward changes {what}, and the next step would be another: register it as "
+                        "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
+                    )
+            state.restore()
+            check_sizes()
+            if mutates(traced):
+                traced = functional(traced, tree_flatten(values())[0])
     except (CaptureError, KeyboardInterrupt):
         raise
     # a user's module may raise anything while it is traced: the message says what, and where
@@ -309,25 +286,34 @@ def capture_step(
         hint = f"the inputs have shapes {shapes}" + (f", the targets {of_targets}" if of_targets else "")
         hint = hint if shapes and not isinstance(error, SystemExit) else ""
         if hint and micro_batches > 1:
-            hint += f", and only tensors of length {batch_length(inputs, targets)} are split into micro-batches"
+            hint += f", and only tensors of length {length} are split into micro-batches"
         raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     finally:
         state.restore()
         outside.restore()
         torch.random.set_rng_state(seeded)
     buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
+    split: list[bool] = []
+    joins: list[bool] = []
+    if micro_batches > 1:
+        split = [is_split(leaf, length) for leaf in tree_flatten(opened(arguments))[0]]
+        placeholders = traced.graph.find_nodes(op="placeholder")
+        mine, given = placeholders[: -len(split)], placeholders[-len(split) :]
+        check_flow(traced, dict(zip([*paths, *buffers], mine, strict=True)), len(paths), name)
+        if mode == "inference":
+            joins = joined(traced, list(compress(given, split)), mine, name)
+    how = name, mode, precision == "tf32", micro_batches, labels.calls, joins
     try:
-        made = computation_graph(traced, paths, trained, buffers, name, mode, precision == "tf32")
+        step, nodes = step_of(traced, paths, trained, buffers, *how)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
-    graph, nodes, gradients = made
-    if line := uncounted(graph):
+    if line := uncounted(step.micro_batch):
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     changes = ChangeDetector(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
-    graph = with_names(graph, nodes, traced, module, inputs, len(paths), buffers)
+    step = with_names(step, nodes, traced, module, inputs, len(paths), buffers)
     to_be_run(traced)
-    return Capture(graph, traced, nodes, gradients, list, whole, changes, tuple(trained), (*paths, *buffers))
+    return Capture(step, traced, nodes, list, whole, changes, tuple(trained), (*paths, *buffers), tuple(split))
 
 
 def _fake(value: Any) -> Any:

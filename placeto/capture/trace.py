@@ -9,25 +9,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
 
 from placeto.capture.arguments import Inputs, call_module, own_loss, plain
+from placeto.capture.batch_dimension import Sizes, batch_length
 from placeto.capture.checks import (
     check_arguments,
     check_loss,
     check_loss_tensors,
     check_micro_batches,
     check_no_objects,
+    check_split,
+    check_unchanged,
     describe,
 )
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.gradients import gradients_of, requiring_grad
 from placeto.capture.labels import Labels
 from placeto.capture.losses import modules_of, tensors_of
-from placeto.capture.micro_batches import batch_length, check_split
 from placeto.capture.objects import Kept, holds_tensors
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
@@ -91,9 +92,10 @@ def capture_training(
             the copy and 8 for the state. Under autocast, weights in float32 stay in float32.
         micro_batches: the number of equal parts into which the batch is split, so that a placement can be a pipeline.
             Their losses are averaged, and their gradients are added. The tensors of inputs and targets that are as long
-            as the first one are split.
+            as the first one are split. One micro-batch is traced, and all have the same ops.
         run: compute the step once, on the CPU, for a module that reads the values of tensors, or whose sizes depend on
-            them. The graph then has the sizes of these inputs. Parameters and inputs must have values.
+            them. The graph then has the sizes of these inputs. Parameters and inputs must have values. Of several
+            micro-batches, the first one is computed, and the others have its sizes.
 
     Raises:
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
@@ -106,13 +108,13 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
-    traced = trace_training(
+    step = trace_training(
         module, inputs, loss, targets=targets, name=name, precision=precision, micro_batches=micro_batches, run=run
-    )
-    graph = traced.graph
+    ).step
+    step = replace(step, micro_batch=with_optimizer(step.micro_batch, optimizer, master_weights))
     if optimizer_step:
-        graph = with_optimizer_step(graph, traced.gradients, optimizer, master_weights)
-    return with_optimizer(graph, optimizer, master_weights)
+        return with_optimizer_step(step.graph, step.gradients, optimizer, master_weights)
+    return step.graph
 
 
 def trace_training(
@@ -134,20 +136,21 @@ def trace_training(
         CaptureError: see `capture_training`.
     """
 
-    def step(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
-        given = (arguments, extra) if micro_batches == 1 else ()
-        kept.begin(given)
-        outputs = part(arguments, extra, number)
-        return [*outputs, *kept.finish(given, None)]
+    def step(arguments: Any, extra: Any) -> list[Tensor | None]:
+        kept.begin((arguments, extra))
+        outputs = part(arguments, extra)
+        tensors = kept.finish((arguments, extra), None)
+        check_unchanged(kept, micro_batches, str(name))
+        return [*outputs, *tensors]
 
-    def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
+    def part(arguments: Any, extra: Any) -> list[Tensor | None]:
         asked = requiring_grad(arguments, extra)  # found before the module changes its arguments
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
                 value = own_loss(output)
             else:
-                with labels.within(LOSS_MODULE, number):
+                with labels.within(LOSS_MODULE, 0):
                     value = call_loss(loss, output, extra)
         del output  # tensors that only the output holds are freed before the backward pass
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -191,6 +194,7 @@ def trace_training(
         precision=precision,
         run=run,
         micro_batches=micro_batches,
+        sizes=Sizes(),
         others=others,
     )
 
@@ -200,7 +204,7 @@ def trace_training(
         return trace_training(its, inputs, its_loss, targets=targets, **how)
 
     count = len(requiring_grad(plain(inputs), plain(targets)))
-    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, input_gradients=count, twin=twin)
+    return replace(capture, rebuild=kept.rebuild, input_gradients=count, twin=twin)
 
 
 def capture_inference(
@@ -238,45 +242,21 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
-    name = name if name is not None else type(module).__name__
-    how: dict[str, Any] = {"name": name, "precision": precision, "run": run}
-    capture, kept = _inference(module, inputs, micro_batches=micro_batches, **how)
-    if micro_batches > 1 and kept.values:
-        whole = _inference(module, inputs, micro_batches=1, **how)[1]
-        if whole.values != kept.values:
-            part, batch = next(pair for pair in zip_longest(kept.values, whole.values) if pair[0] != pair[1])
-            raise CaptureError(
-                f"{name}: the module returns {part!r} for a micro-batch and {batch!r} for the whole batch, and only "
-                "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
-            )
-    return capture
-
-
-def _inference(
-    module: nn.Module, inputs: Inputs, *, name: str, precision: str, micro_batches: int, run: bool
-) -> tuple[Capture, Kept]:
-    """Capture an inference as `trace_inference` does, and return it with the form of the module's output."""
-
-    def forward(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
-        given = (arguments, extra) if micro_batches == 1 else ()
-        of = Kept() if number else kept
-        of.begin(given)
+    def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
+        kept.begin((arguments, extra))
         with autocast(precision):
             output = call_module(module, arguments)
         if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
-        tensors = of.finish(given, output)
-        if not of.like(kept):
-            raise CaptureError(
-                f"{name}: the module returns another kind of output for each micro-batch: use micro_batches=1"
-            )
+        tensors = kept.finish((arguments, extra), output)
+        check_unchanged(kept, micro_batches, str(name))
         return list(tensors)
 
     def twin(memo: dict[int, Any]) -> Capture:
         its = copy.deepcopy(module, memo)
         return trace_inference(its, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run)
 
-    kept = Kept()
+    name, kept = name if name is not None else type(module).__name__, Kept()
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, (), name)
     check_no_objects(inputs, micro_batches, name)
@@ -296,8 +276,9 @@ def _inference(
             precision=precision,
             run=run,
             micro_batches=micro_batches,
+            sizes=Sizes(kept),
         )
-        return replace(capture, rebuild=kept.rebuild, twin=twin), kept
+        return replace(capture, rebuild=kept.rebuild, twin=twin)
     finally:
         for submodule, training in modes.items():
             submodule.training = training

@@ -232,7 +232,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 def _batch(arguments: Arguments) -> int | None:
     """Return the samples of a step, if a FACTORY is given and the tool trains; None if not, or if they aren't known."""
-    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.batch_dimension import batch_length
     from placeto.cli.factory import make
     from placeto.cli.graphs import step_of
 

@@ -41,7 +41,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Simulate the step on one device and print what it holds."""
-    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.batch_dimension import batch_length
     from placeto.capture.trace import capture_training
     from placeto.planning.fits import device_of, fits
     from placeto.planning.ways import with_headroom

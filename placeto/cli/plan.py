@@ -83,7 +83,7 @@ def run(arguments: Arguments) -> None:
     check_step(replace(arguments.step, micro_batches=several if isinstance(several, int) else 1))
     check_whole("--simulations", arguments.simulations)
     check_whole("--seed", arguments.seed)
-    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.batch_dimension import batch_length
     from placeto.capture.trace import CaptureError, capture_training
     from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES

@@ -59,8 +59,8 @@ def run(arguments: Arguments) -> None:
     options = arguments.options
     step = real_step_of(arguments.factory, options)
     if not options.inference:
-        graph = with_optimizer(step.capture.graph, options.optimizer, options.master_weights)
-        step = replace(step, capture=replace(step.capture, graph=graph))
+        part = with_optimizer(step.capture.step.micro_batch, options.optimizer, options.master_weights)
+        step = replace(step, capture=replace(step.capture, step=replace(step.capture.step, micro_batch=part)))
     say(f"{'round':>5}  {'placement':<12} {'simulated':>10} {'measured':>10} {'spread':>9}  of one device")
 
     with Curves(None if arguments.logs is None else str(arguments.logs)) as curves:

@@ -99,7 +99,7 @@ def plan(
         ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
         PlanningError: `micro_batches` is empty, or `simulations` is negative.
     """
-    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.batch_dimension import batch_length
     from placeto.capture.trace import capture_training
 
     on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)

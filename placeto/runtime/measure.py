@@ -63,7 +63,7 @@ def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> l
 
 def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:
     watch = stopwatch(device)
-    programs = [Program.of(step.capture.traced, device.torch_device) for step in steps]
+    programs = [Program.of(step.unrolled.traced, device.torch_device) for step in steps]
     inputs = [program.moved(step.leaves) for program, step in zip(programs, steps, strict=True)]
     stamped = [executable(program, watch.stamp) for program in programs]
     plain = [executable(program) for program in programs]

@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
+from placeto.capture.costs import CONSTANT_LIKE
 from placeto.capture.dependencies import needed_by
-from placeto.capture.ops import CONSTANT_LIKE
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
 from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to

@@ -85,7 +85,7 @@ def _samples(measured: Sequence[Measured]) -> list[Sample]:
     for one in measured:
         graph, us = one.step.capture.graph, one.by_node()
         here = {node.name for node in one.program.calls}
-        for op, nodes in enumerate(one.step.capture.nodes):
+        for op, nodes in enumerate(one.step.unrolled.nodes):
             if graph.signatures[op] and nodes[0] in here:
                 signature = graph.signatures[op]
                 times.setdefault(signature, []).append(us[nodes[0]])
@@ -99,7 +99,7 @@ def _overhead_us(measured: Sequence[Measured]) -> float:
     beside, ops = 0.0, 0
     for one in measured:
         graph = one.step.capture.graph
-        own = {nodes[0] for op, nodes in enumerate(one.step.capture.nodes) if graph.signatures[op]}
+        own = {nodes[0] for op, nodes in enumerate(one.step.unrolled.nodes) if graph.signatures[op]}
         us = one.by_node()
         in_ops = sum(time for node, time in us.items() if node in own)
         beside += (sum(us.values()) if one.device.is_cpu else one.step_us) - in_ops

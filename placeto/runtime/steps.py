@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from placeto.capture.arguments import Inputs, call_module, input_leaves, own_los
 from placeto.capture.precision import autocast
 from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.problem.fields import quote
+from placeto.runtime.unrolled import unrolled
 
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
 
@@ -31,6 +33,11 @@ class RealStep:
     capture: Capture
     leaves: tuple[Any, ...]  # values that go in, in the order of the trace's placeholders
     eager: Callable[[], Any] | None  # the same step, run by the module itself; None = it isn't
+
+    @cached_property
+    def unrolled(self) -> Capture:
+        """The capture with the trace of all micro-batches."""
+        return unrolled(self.capture)
 
 
 def real_training(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
+from torch.fx.passes.tools_common import stable_topological_sort
 
 from placeto.capture.ops import is_view
 from placeto.capture.trace import Capture
@@ -25,23 +25,17 @@ from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
+from placeto.runtime.unrolled import unrolled
 from placeto.simulator.schedule import Schedule, simulate
 
 
 def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
-    """Return the capture with sums that add what the schedule says; the same capture if it has no sums.
-
-    The nodes keep their names. Nodes of sums are moved behind the nodes that they now need.
-    """
-    problem = schedule.problem
+    """Return an unrolled capture with sums that add what the schedule says; nodes of sums come after what they add."""
+    problem, capture = schedule.problem, unrolled(capture)
     sums = gradient_sums(problem.graph)
     if not len(sums.home):
         return capture
-    copied: dict[Node, Node] = {}
-    graph = Graph()
-    output = graph.graph_copy(capture.traced.graph, copied)
-    graph.output(output)
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = {node.name: node for node in capture.traced.graph.nodes}
     carried: dict[int, list[int]] = {}
     for edge, op in enumerate(problem.graph.edge_dst.tolist()):
         carried.setdefault(op, []).append(int(schedule.edge_tensor[edge]))
@@ -58,13 +52,11 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
         for op, node in additions.items():
             node.args = tuple(behind[tensor] for tensor in carried[op])
         whole.args = (behind[carried[home][0]],)
-        _put_in_order([*chain, whole])
         for node in chain:
             if _may_be_overwritten(node.args[0], node):
                 node.target = torch.ops.aten.add_.Tensor
-    made = GraphModule(capture.traced, graph)
-    made.meta |= capture.traced.meta
-    return replace(capture, traced=made)
+    stable_topological_sort(capture.traced)
+    return capture
 
 
 def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Sequence[int] | np.ndarray]) -> Schedule:
@@ -94,22 +86,3 @@ def _may_be_overwritten(total: Any, addition: Node) -> bool:
 def _has_own_memory(layout: Tensor) -> bool:
     """Whether a tensor is as large as its storage, so that it has each number of the storage once."""
     return layout.untyped_storage().nbytes() == layout.numel() * layout.element_size()
-
-
-def _put_in_order(nodes: list[Node]) -> None:
-    """Move nodes, which depend on each other, after what they need."""
-    own, done = set(nodes), set[Node]()
-    place = {node: number for number, node in enumerate(nodes[0].graph.nodes)}
-
-    def settle(node: Node) -> int:
-        """Move a node behind what it needs; return its place then."""
-        if node in own and node not in done:
-            done.add(node)
-            last = max(node.all_input_nodes, key=settle)
-            if settle(last) > place[node]:
-                last.append(node)
-                place[node] = settle(last)
-        return place[node]
-
-    for node in nodes:
-        settle(node)

@@ -164,7 +164,7 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
         passes.append([watch.times_us(stamps) for watch, stamps in zip(watches, run.stamps, strict=True)])
     took: dict[tuple[str, str], list[float]] = {}
     graph = step.capture.graph
-    op_of = {names[0]: op for op, names in enumerate(step.capture.nodes)}
+    op_of = {names[0]: op for op, names in enumerate(step.unrolled.nodes)}
     for number, (device, program) in enumerate(zip(devices, run.programs, strict=True)):
         median = np.median([one[number] for one in passes[1:]], axis=0)
         for node, us in zip(program.calls, median, strict=True):

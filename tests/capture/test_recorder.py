@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from placeto.capture import CaptureError, capture_training, steps, trace_inference
 from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
+from placeto.problem.step.micro_batches import NO_CALL
 from tests.captures import Made
 from tests.parts import Parts
 
@@ -40,7 +41,7 @@ def test_labels_follow_modules_and_calls() -> None:
             seen.append(labels.next([]))
     with labels.backward():
         seen += [labels.next([Label("x"), Label("y", 1)]), labels.next([])]
-    expected = [("a", 0, False), ("a.b", 3, False), ("a", 0, True, True), ("y", 1, True), ("", 0, True)]
+    expected = [("a", 0, False), ("a.b", 3, False), ("a", 0, True, True), ("y", 1, True), ("", NO_CALL, True)]
     assert seen == [Label(*label) for label in expected]
 
 

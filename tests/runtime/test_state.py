@@ -12,6 +12,7 @@ import placeto
 from placeto.capture.trace import trace_training
 from placeto.runtime.program import Program
 from placeto.runtime.state import State
+from placeto.runtime.unrolled import unrolled
 from tests.runtime.true import square
 
 
@@ -27,7 +28,7 @@ def running(parts: list[Tensor]) -> list[Tensor]:
 def test_statistics_of_several_devices_are_those_of_one_after_the_other(split: tuple[int, ...]) -> None:
     parts = list(torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)))
     norm = nn.BatchNorm1d(3)
-    capture = trace_training(norm, [torch.randn(12, 3)], square, micro_batches=3)
+    capture = unrolled(trace_training(norm, [torch.randn(12, 3)], square, micro_batches=3))
     norms = [node for node in capture.traced.graph.nodes if node.target is torch.ops.aten.native_batch_norm.default]
     state, leaves = State(capture.traced, []), [torch.ones(3), torch.zeros(3), *running([])]
     before, first = state.save(leaves), 0

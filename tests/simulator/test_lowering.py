@@ -123,16 +123,6 @@ def test_on_one_device_the_chain_is_left_as_it_is() -> None:
     assert schedule.makespan_us == problem.single_device_us
 
 
-def test_an_addition_with_another_output_is_no_part_of_a_sum() -> None:
-    records = step().to_ops()
-    sums = gradient_sums(step())
-    last = sums.addition[sums.ptr[1] - 1]
-    records[last]["outputs"] = [*records[last]["outputs"], 4]
-    left = gradient_sums(ComputationGraph.from_ops("odd", records))
-    assert len(left.home) == len(sums.home) - 1
-    assert last not in left.additions
-
-
 def crossings(schedule: Schedule) -> np.ndarray:
     """(S,) bool, sends from one host to another."""
     host = schedule.problem.cluster.host

@@ -2,8 +2,8 @@
 
 In a step in micro-batches, each micro-batch contributes to the gradient of a parameter. The graph has a chain of ops
 that add up these contributions in the order of the micro-batches. At its end is an op of type "gradient", without cost,
-at the parameter's home. The chain says what is added up. On which devices, and in which order, follows from the
-placement: see `placeto.simulator.lowering`.
+at the parameter's home. Each of these ops names the parameter (`gradient_of`). The chain says what is added up. On
+which devices, and in which order, follows from the placement: see `placeto.simulator.lowering`.
 
 Legend: N ops, E edges, S sums, C contributions to all of them.
 """
@@ -17,11 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
-
-GRADIENT = "gradient"
-"""Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
-_ADDITION = "aten.add"
+from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,30 +37,29 @@ class GradientSums:
 
 @lru_cache(maxsize=64)
 def gradient_sums(graph: ComputationGraph) -> GradientSums:
-    """Return the sums of a graph that have at least two contributions; cached."""
+    """Return the sums of a graph that have at least two contributions, as its ops say (`gradient_of`); cached.
+
+    The first addition of a sum reads the first contribution and the second one. Every later addition reads the sum of
+    those before it, and then its contribution.
+    """
     first, tensors = graph.input_ptr, graph.edge_tensor
-    readers = np.bincount(tensors, minlength=len(graph.output_bytes))
-    homes, tensor, addition, ptr = [], [], [], [0]
-    for home in (op for op, kind in enumerate(graph.op_types) if kind == GRADIENT):
-        if first[home + 1] - first[home] != 1:
-            continue
-        given, added_by = [], []
-        edge = int(first[home])
-        while True:
-            op = int(graph.edge_src[edge])
-            if not _adds(graph, op) or readers[tensors[edge]] != 1:
-                break
-            chained, given_last = int(first[op]), int(first[op]) + 1
-            given.append(int(tensors[given_last]))
-            added_by.append(op)
-            edge = chained
-        if given:
-            homes.append(home)
-            tensor += [int(tensors[edge]), *reversed(given)]
-            addition += [-1, *reversed(added_by)]
-            ptr.append(len(tensor))
-    arrays = (np.array(values, np.int64) for values in (homes, ptr, tensor, addition))
-    return GradientSums(*arrays)
+    added: dict[str, list[int]] = {}
+    homes = []
+    for op, parameter in enumerate(graph.gradient_of):
+        if parameter and graph.op_types[op] == GRADIENT:
+            homes.append(op)
+        elif parameter:
+            added.setdefault(parameter, []).append(op)
+    homes = [home for home in homes if graph.gradient_of[home] in added]
+    tensor: list[np.ndarray] = []
+    addition, ptr = [], [0]
+    for home in homes:
+        additions = added[graph.gradient_of[home]]
+        tensor += [tensors[first[additions[:1]]], tensors[first[additions] + 1]]
+        addition += [-1, *additions]
+        ptr.append(len(addition))
+    contributed = np.concatenate(tensor) if tensor else np.zeros(0, np.int64)
+    return GradientSums(np.array(homes, np.int64), np.array(ptr), contributed, np.array(addition, np.int64))
 
 
 def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
@@ -84,13 +79,6 @@ def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
     for edge, op in enumerate(graph.edge_dst.tolist()):
         if graph.op_types[op] == GRADIENT and op not in sums.home:
             yield op, int(graph.edge_tensor[edge])
-
-
-def _adds(graph: ComputationGraph, op: int) -> bool:
-    """Whether an op adds the contribution of one micro-batch to the sum of those before it."""
-    belongs_to_all = graph.passes[op] == "backward" and graph.micro_batches[op] == NO_MICRO_BATCH
-    two_to_one = len(graph.reads[op]) == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
-    return bool(belongs_to_all and graph.op_types[op] == _ADDITION and two_to_one)
 
 
 @lru_cache(maxsize=64)

@@ -12,11 +12,11 @@ import numpy as np
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.fields import check_array, choice, quote, text
 from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
+from placeto.problem.graph.labels import GRADIENT, KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
 
 MOST_PARTS = 400
 """Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
-_STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
+_STRINGS = ("op_names", "op_types", "modules", "signatures", "gradient_of", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # field -> its dtype, and what it has an entry for
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
@@ -43,7 +43,7 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError("the graph is empty: it has no op")
     text(graph.name, "the name of the graph", GraphError)
     choice(*MODES)(graph.mode, "mode", GraphError)
-    for key, usual in ({**LABELS, "signatures": ""}).items():
+    for key, usual in ({**LABELS, "signatures": "", "gradient_of": ""}).items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, (usual,) * num_ops)
     for key in _STRINGS:
@@ -113,6 +113,8 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError(f"op {quote(reader)}: input {quote(source)} has {outputs}")
     if (dst[1:] < dst[:-1]).any():
         raise GraphError("edges must be grouped by consumer, in op order")
+    if any(graph.gradient_of):
+        _check_sums(graph)
     order = graph.topological_order
     if len(order) < num_ops:
         blocked = min(set(range(num_ops)) - set(order.tolist()))
@@ -124,6 +126,25 @@ def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str
     if bad.any():
         op = int(bad.argmax())
         raise GraphError(f"op {quote(names[op])}: {rule}, not {values[op]}")
+
+
+def _check_sums(graph: GraphArrays) -> None:
+    """Refuse a graph whose sums of gradients (`gradient_of`) aren't chains of ops, which simulators rely on."""
+    readers, outputs = np.bincount(graph.edge_tensor, minlength=len(graph.output_bytes)), np.diff(graph.output_ptr)
+    before: dict[str, int] = {}  # parameter -> the last op of its sum so far, -1 after the whole gradient
+    for op in (op for op, parameter in enumerate(graph.gradient_of) if parameter):
+        parameter, is_whole = graph.gradient_of[op], graph.op_types[op] == GRADIENT
+        reads, last = graph.reads[op], before.get(parameter)
+        chained = len(reads) == (1 if is_whole else 2) and (last is None or reads[0] == last)
+        if not chained or not (is_whole or (outputs[op] == 1 and graph.micro_batches[op] == NO_MICRO_BATCH)):
+            raise GraphError(
+                f"op {quote(graph.op_names[op])}: gradient_of must be left out, as only ops of a sum have it: each "
+                f'adds a tensor to the sum before, and an op of type "{GRADIENT}" reads the last sum'
+            )
+        if last is not None and readers[graph.output_ptr[last]] != 1:
+            name = quote(graph.op_names[last])
+            raise GraphError(f"op {name}: has gradient_of, so that only the next op of its sum may read it")
+        before[parameter] = -1 if is_whole else op
 
 
 def _on_cycle(graph: GraphArrays, op: int, done: set[int]) -> int:

@@ -23,6 +23,8 @@ LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Label of ops that may be left out -> its default."""
 TENSORS = ("parameter", "buffer")
 """Types of ops that compute nothing: each stands for a tensor of the module, and has its name."""
+GRADIENT = "gradient"
+"""Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
 NAMES = {"module_tensors": "tensors", "module_inputs": "reads"}
 """Field with names of a module's tensors and inputs that have no op of their own -> its key in op records."""
 KEYS = {"dtypes": "dtype", "kernels": "kernel", "passes": "pass"}

@@ -64,6 +64,7 @@ _OP = {
     "signature": Field(text, ""),
     "tensors": Field(items(text, "each of tensors"), ()),
     "reads": Field(items(text, "each of reads"), ()),
+    "gradient_of": Field(text, ""),
     "pass": Field(choice(*PASSES), LABELS["passes"]),
     "micro_batch": Field(optional(_INDEX), None),
 }
@@ -132,6 +133,7 @@ def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]
         signatures=tuple(record["signature"] for record in records),
         module_tensors=tuple(tuple(record["tensors"]) for record in records),
         module_inputs=tuple(tuple(record["reads"]) for record in records),
+        gradient_of=tuple(record["gradient_of"] for record in records),
         passes=tuple(record["pass"] for record in records),
         micro_batches=np.array(
             [NO_MICRO_BATCH if record["micro_batch"] is None else record["micro_batch"] for record in records], np.int64
@@ -170,5 +172,7 @@ def ops_of(graph: GraphArrays) -> list[dict[str, Any]]:
         for column, key in NAMES.items():
             if names := getattr(graph, column)[i]:
                 record[key] = list(names)
+        if graph.gradient_of[i]:
+            record["gradient_of"] = graph.gradient_of[i]
         records.append(record)
     return records

@@ -1,10 +1,27 @@
-"""A training step as people decide about it: the layers between which a model can be cut, and plans of stages.
+"""A training step as people decide about it: one micro-batch, the layers between which it can be cut, and plans.
 
-Input: a `PlacementProblem`. `layers` divides its graph, `borders` says where a tool can cut it and why not elsewhere,
-and a `Plan` is a decision: stages, replicas, micro-batches, order. `Plan.placement` turns it into a device for each op.
+Input: a captured graph, or a `PlacementProblem`. A `Step` is the graph of one micro-batch, of which `in_micro_batches`
+makes the graph of all, with the ops that add up their gradients. `layers` divides a graph, `borders` says where a tool
+can cut it and why not elsewhere, and a `Plan` is a decision: stages, replicas, micro-batches, order. `Plan.placement`
+turns it into a device for each op.
 """
 
-from placeto.problem.step.layers import Layers, layers
-from placeto.problem.step.plan import Plan, PlanError
+from __future__ import annotations
 
-__all__ = ["Layers", "Plan", "PlanError", "layers"]
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.problem.step.layers import Layers
+    from placeto.problem.step.micro_batches import Step, in_micro_batches
+    from placeto.problem.step.plan import Plan, PlanError
+
+__all__ = ["Layers", "Plan", "PlanError", "Step", "in_micro_batches"]
+
+_NAMES = {
+    "layers": ("Layers",),
+    "micro_batches": ("Step", "in_micro_batches"),
+    "plan": ("Plan", "PlanError"),
+}
+__getattr__, __dir__ = lazily(globals(), _NAMES)

@@ -1,5 +1,6 @@
 """A step in parts of the batch."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import placeto
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
 from placeto.runtime.program import Program
 from placeto.runtime.steps import real_inference, real_training
-from tests.captures import Made
+from tests.captures import Checkpointed, Made, Shared, meta, mlp
 
 
 def model() -> nn.Sequential:
@@ -22,10 +23,47 @@ def model() -> nn.Sequential:
 X, Y = torch.randn(12, 6), torch.arange(12) % 3
 
 
+def square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def text() -> nn.Module:
+    """A transformer with dropout and one weight for words in and out."""
+    return Made(
+        lambda self, words: self.layer(self.embed(words)) @ self.embed.weight.T,
+        embed=nn.Embedding(32, 8),
+        layer=nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+    )
+
+
+def running() -> nn.Module:
+    """A net with running statistics, and an op in place."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 2))
+
+
+STEPS = {  # module, its input, precision, and hashes in 4 and 3 micro-batches, as when all micro-batches were traced
+    "mlp": (mlp, (12, 8), "fp32", "f5fa9059b156232c", "c53c0462a1eb5c34"),
+    "shared": (Shared, (12, 8), "fp32", "d1d330bef16e4fd9", "522ee58becf75823"),
+    "checkpointed": (lambda: Checkpointed(8, 2), (12, 8), "fp32", "39fd91c0feac4f31", "a004d47df286f973"),
+    "text": (text, (12, 6), "bf16", "a0f4fa6ad7ffb2a9", "8cf250eaf1e46caf"),
+    "running": (running, (12, 3, 4, 4), "fp32", "740154ae040f2b9b", "cbdbcd39879693de"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_graphs_are_those_of_traces_of_all_micro_batches(name: str) -> None:
+    module, shape, precision, *hashes = STEPS[name]
+    x = meta(*shape).long() if name == "text" else meta(*shape)
+    loss = None if name == "checkpointed" else square
+    for count, expected in zip((4, 3), hashes, strict=True):
+        graph = capture_training(module().to("meta"), [x], loss, micro_batches=count, precision=precision)
+        assert graph.hash[:16] == expected
+
+
 @pytest.mark.parametrize("count", [2, 3, 12])
 def test_gradients_are_those_of_the_whole_batch(count: int) -> None:
     step = real_training(model(), [X], nn.functional.cross_entropy, targets=[Y], micro_batches=count)
-    loss, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    loss, *gradients = Program.of(step.unrolled.traced).compile()(*step.leaves)
     assert step.eager is not None
     assert torch.allclose(loss, nn.functional.cross_entropy(model()(X), Y))
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
@@ -53,7 +91,7 @@ def test_a_chain_becomes_a_pipeline() -> None:
 def test_inference_is_a_stream_of_requests() -> None:
     module: Any = Made(lambda self, x: {"y": self.inner(x), "weight": self.inner[0].weight}, inner=model())
     step = real_inference(module, [X], micro_batches=3)
-    made = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
+    made = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
     assert torch.allclose(made["y"], module(X)["y"], atol=1e-6)
     assert torch.equal(made["weight"], module.inner[0].weight)
     chain, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.empty(4096, 512)
@@ -109,6 +147,13 @@ def test_numbers_that_depend_on_the_samples_are_refused() -> None:
         capture_inference(Counted(counts=True), [x], micro_batches=3)
     with pytest.raises(CaptureError, match="Made: the module returns None for a micro-batch and 1 for the whole batch"):
         capture_inference(listed, [x], micro_batches=3)
+    turned = Made(
+        lambda self, x: (self.inner(x), self.inner(x).T @ torch.ones(len(x), len(x)), 4), inner=nn.Linear(4, 2)
+    )
+    with pytest.raises(
+        CaptureError, match=r"shape \(2, 2\) for a micro-batch and of shape \(2, 6\) for the whole batch"
+    ):
+        capture_inference(turned, [x], micro_batches=3)
     step = real_inference(Counted(counts=False), [x], micro_batches=3)
     assert step.capture.rebuild([x])[1] == 4
 
@@ -118,7 +163,7 @@ def test_numbers_that_depend_on_the_samples_are_refused() -> None:
 )
 def test_constants_and_what_has_another_length_are_in_every_part(kind: Any, inputs: Any, count: int) -> None:
     step = real_training(kind(6, 3), inputs, lambda y: y.mean(), micro_batches=count)
-    _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    _, *gradients = Program.of(step.unrolled.traced).compile()(*step.leaves)
     assert step.eager is not None
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
 
@@ -178,3 +223,31 @@ def test_a_loss_with_a_tensor_of_the_batch_is_not_split() -> None:
 
     weights = torch.ones(3)
     assert capture_training(model(), [X], weighted, targets=[Y], micro_batches=2).num_ops > 0
+
+
+def test_random_choices_of_each_micro_batch_are_refused() -> None:
+    module = Made(lambda self, x: self.inner(x) * random.random(), inner=nn.Linear(6, 3))
+    with pytest.raises(CaptureError, match="with Python's or numpy's random, which each micro-batch would draw anew"):
+        capture_training(module, [X], square, micro_batches=3, run=True)
+    capture_training(module, [X], square, run=True)
+
+
+def test_what_might_be_a_mask_is_not_cut_to_one_row() -> None:
+    def forward(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.linear(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    module, inputs = Made(forward, linear=nn.Linear(4, 12)), [torch.empty(6, 6, 4), torch.zeros(6, 6)]
+    with pytest.raises(
+        CaptureError, match=r"an input of shape \(6, 6\) is as long as the batch in two dimensions, as a"
+    ):
+        capture_training(module, inputs, square, micro_batches=6)
+    capture_training(module, [torch.empty(6, 5, 4), torch.zeros(5, 5)], square, micro_batches=6)
+
+
+def test_parameters_with_as_many_rows_as_a_micro_batch_are_not_joined() -> None:
+    module: Any = Made(lambda self, x: (self.inner(x), self.inner.weight * 1.0), inner=nn.Linear(6, 4))
+    step = real_inference(module, [X], micro_batches=3)
+    y, weight = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
+    assert torch.equal(weight, module.inner.weight)
+    assert torch.allclose(y, module.inner(X), atol=1e-6)
