@@ -50,6 +50,7 @@ DEFAULT_SIMULATIONS = 300
 SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
+_NUMBERS = 2  # numbers of micro-batches in which each of them is tried
 RunnableBy = Tool | None
 """A tool that a plan is for; None = any plan."""
 
@@ -165,9 +166,10 @@ def plans_of(
         except CaptureError as error:
             refused, left_out[count] = refused or error, str(error)
             continue
-        found += _in_parts(problems[count], count, batch, runnable_by, refusals)
+        found += _simple_ways(problems[count], count, batch)
     if not problems:
         raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
+    found += _ways_of_plans(problems, batch, runnable_by, refusals)
     best: dict[Kind, dict[str, PlannedStep]] = {}
     for step in sorted(found, key=_rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
@@ -191,47 +193,78 @@ def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
     return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
 
 
-def _in_parts(
-    problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy, refusals: list[str]
-) -> list[PlannedStep]:
-    """Return the ways in one number of micro-batches, the best of each shape.
-
-    For each pipeline that torch can't run, if it is to run them, the reason is appended to `refusals`.
-    """
+def _simple_ways(problem: PlacementProblem, count: int, batch: int) -> list[PlannedStep]:
+    """Return the ways without stages or replicas: one device and, for the whole batch, whole modules on several."""
     single = best_single(problem)
     if single is None:
         busy = problem.busy_us.sum(axis=0)
         single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
     device = int(single.placement[0])
     alone = replace(_alone(single), plan=make_plan(problem, ((device,),), ()))
-    found = [_planned(Kind.ONE, problem.cluster.devices[device].name, count, alone, batch)]
-    if problem.graph.num_micro_batches == 1:
-        return found + _whole_modules(problem, batch)
-    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[Kind, list[tuple[str, Plan]]]()
+    ways = [_planned(Kind.ONE, problem.cluster.devices[device].name, count, alone, batch)]
+    return ways if count > 1 else ways + _whole_modules(problem, batch)
+
+
+def _ways_of_plans(
+    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: RunnableBy, refusals: list[str]
+) -> list[PlannedStep]:
+    """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
+
+    A shape is simulated in the numbers of micro-batches in which its chunks rank best, replicas in all numbers. For
+    each pipeline that torch can't run, if it is to run them, the reason is appended to `refusals`.
+
+    Args:
+        problems: the step, by its number of micro-batches.
+        batch: number of samples of a step.
+        runnable_by: the tool that is to run the ways.
+        refusals: see above.
+    """
 
     def kept(plan: Plan) -> bool:
         return _works(plan) and (runnable_by is None or may_run(runnable_by, plan))
 
-    for _, plan in ranked_plans(problem, kept):
-        shape = plan.shape(problem.cluster)
-        others = best.setdefault(_kind(plan), [])
-        if len(others) < _TRIED and shape not in [known for known, _ in others]:
-            others.append((shape, plan))
-    for kind, those in best.items():
+    ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
+    for count, problem in problems.items():
+        for score, plan in ranked_plans(problem, kept) if count > 1 else ():
+            shapes = ranked.setdefault(_kind(plan), {})
+            shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(count, (score, plan))
+    ways = list[PlannedStep]()
+    for kind, shapes in ranked.items():
         shown = 0
-        for shape, plan in those:
+        for shape, by_count in sorted(shapes.items(), key=_best_rank)[:_TRIED]:
             if shown == SHOWN:
                 break
-            result, steps = _in_best_order(problem, groups, orders, plan), list[PlannedStep]()
-            if kind == Kind.REPLICAS:
-                steps = _replicas(problem, plan, shape, count, result, batch)
-            elif made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
-                steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
-            elif runnable_by == "torch" and (why := plan.refusal(problem)):
-                refusals.append(why)
+            counts, steps = sorted(by_count, key=lambda count: by_count[count][0]), list[PlannedStep]()
+            for count in counts if kind == Kind.REPLICAS else counts[:_NUMBERS]:
+                steps += _in_order(kind, shape, problems[count], by_count[count][1], batch, runnable_by, refusals)
             shown += bool(steps)
-            found += steps
-    return found
+            ways += steps
+    return ways
+
+
+def _best_rank(ranked: tuple[str, Mapping[int, tuple[float, Plan]]]) -> float:
+    return min(score for score, _ in ranked[1].values())
+
+
+def _in_order(
+    kind: Kind,
+    shape: str,
+    problem: PlacementProblem,
+    plan: Plan,
+    batch: int,
+    runnable_by: RunnableBy,
+    refusals: list[str],
+) -> list[PlannedStep]:
+    """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't."""
+    groups, count = group_ops(problem), plan.num_micro_batches
+    result = _in_best_order(problem, groups, orders_to_try(problem), plan)
+    if kind == Kind.REPLICAS:
+        return _replicas(problem, plan, shape, count, result, batch)
+    if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
+        return [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
+    if runnable_by == "torch" and (why := plan.refusal(problem)):
+        refusals.append(why)
+    return []
 
 
 def _works(plan: Plan) -> bool:

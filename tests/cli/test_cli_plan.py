@@ -119,7 +119,7 @@ def test_what_can_not_be_planned_is_refused(
 def test_a_number_that_does_not_divide_the_batch_is_refused_before_planning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ways, "_in_parts", lambda *given: pytest.fail("it plans"))
+    monkeypatch.setattr(ways, "_simple_ways", lambda *given: pytest.fail("it plans"))
     assert run("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "3") == 2
     assert "error: --micro-batches 3: net: a batch of 64 can't be split into 3" in capsys.readouterr().err
 
