@@ -10,9 +10,11 @@ import pytest
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import PlanFile, save_plan
 from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.graph import load_graph
 from placeto.runtime import torchrun
 from tests.cli.test_cli_plan import CHECKPOINTED
 from tests.command_line import fails, run
+from tests.formats.torch_toys import save_planned
 
 STEP = ("net.py:net", "--micro-batches", "2")
 ROOFLINE = ("--costs", "roofline")
@@ -29,10 +31,8 @@ def folder(net_file: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def two_stages() -> None:
     """The plan with two layers on either device."""
-    document = json.loads(Path("plan.json").read_text())
-    placement = {op: "cpu:0" if op[0] in "01" else "cpu:1" for op in document["placement"]}
-    kept = {key: document[key] for key in ("format", "graph_hash", "cluster", "costs")}
-    Path("plan.json").write_text(json.dumps(kept | {"placement": placement}))
+    assert run("capture", *STEP, "-o", "net.json") == 0
+    save_planned(load_graph("net.json"), "2xcpu-core", [(0,), (1,)], "plan.json")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import compress
@@ -169,6 +170,11 @@ class _WithSentGradient(torch.autograd.Function):
         return gradients[0].contiguous()
 
 
+def between_ranks(operations: Callable[[], list[Any]], rank: int) -> list[Any]:
+    """Return the operations that send to, or receive from, other ranks than this one."""
+    return [each for each in operations() if each.group_peer != rank]
+
+
 def taken_by(cut: Any) -> list[bool]:
     """Return for each input whether the first stage takes it: torch leaves out inputs that no op reads."""
     return [bool(node.users) for node in cut.split_gm.graph.nodes if node.op == "placeholder"]
@@ -278,6 +284,8 @@ def main() -> None:
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
     for stage in stages:
+        # torch 2.13 sends a first tensor to neighbouring stages, even if they are on the rank itself, which gloo can't
+        stage._get_init_p2p_neighbors_ops = partial(between_ranks, stage._get_init_p2p_neighbors_ops, stage.group_rank)
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
