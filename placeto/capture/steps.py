@@ -266,7 +266,7 @@ def capture_step(
                     )
             if not run:
                 check_generators(traced, lambda: recorded(*tree_flatten(values())), name)
-            if own:
+            for _ in range(2 * micro_batches - 1 if own else 0):  # the rest of this step, and the next one
                 after = Signature.of(recorded(*tree_flatten(values())), held, before)
                 if after.whole != signature.whole:
                     what = ", ".join(dict.fromkeys(what for _, _, what in own))

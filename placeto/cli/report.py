@@ -86,6 +86,7 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     from placeto.problem.costs import load_costs
     from placeto.problem.fields import within
     from placeto.problem.problem import PlacementProblem
+    from placeto.problem.step.plan import check_plan_of
     from placeto.simulator.schedule import simulate
 
     file = load_placement(given.placement)
@@ -94,8 +95,10 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     name, graph, _ = find_graph(given.graph, options)
     with within(PlacementError, given.placement):
         placement, order = file.devices(graph, cluster), file.op_order(graph)
-        plan = file.plan_on(cluster)
-    kept, problem = file.dispatch == "list" and given.dispatch is None, PlacementProblem(graph, cluster, costs)
+        problem, plan = PlacementProblem(graph, cluster, costs), file.plan_on(cluster)
+        if plan is not None:
+            check_plan_of(plan, problem, placement)
+    kept = file.dispatch == "list" and given.dispatch is None
     return name, file, simulate(problem, placement, order=order if kept else None, plan=plan)
 
 

@@ -251,3 +251,21 @@ def test_parameters_with_as_many_rows_as_a_micro_batch_are_not_joined() -> None:
     y, weight = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
     assert torch.equal(weight, module.inner.weight)
     assert torch.allclose(y, module.inner(X), atol=1e-6)
+
+
+class Third(nn.Module):
+    """Doubles its output in each third call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(8, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * (2 if self.calls % 3 == 0 else 1)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_a_counter_that_changes_a_later_micro_batch_is_refused(micro_batches: int) -> None:
+    with pytest.raises(CaptureError, match=r"Third: forward changes \.calls of the module, and the next step would"):
+        capture_training(Third(), [torch.randn(8, 8)], lambda y: y.square().mean(), micro_batches=micro_batches)

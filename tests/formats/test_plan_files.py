@@ -1,6 +1,7 @@
 """Plan files, as `placeto plan -o` writes them and other commands read them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from placeto.formats.placement import PlacementError, load_placement
 from placeto.formats.plan import load_plan, save_plan
 from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import load_graph
 from tests.command_line import NET, fails, run
+from tests.formats.torch_toys import save_planned
 
 MODEL = NET.replace("torch.randn(16, 512)", "torch.randn(4096, 512)")
 ON = ("--cluster", "2xcpu-core")
@@ -62,3 +65,32 @@ def test_a_plan_for_something_else_is_refused(path: Path, capsys: pytest.Capture
     ):
         Path("other.json").write_text(json.dumps(said | {field: value}))
         assert told.replace("plan.json", "other.json") in fails(capsys, *words[:3], "other.json", *ON)
+
+
+def test_a_plan_that_is_not_the_placements_is_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("capture", "net.py:net", "--micro-batches", "4", "-o", "net.json") == 0
+    save_planned(load_graph("net.json"), "2xcpu-core", [(0,), (1,)], "placement.json", whole_chunks=True)
+    said, file = json.loads(Path("placement.json").read_text()), Path("placement.json")
+    export = ("export", "net.json", "--placement", file, *ON, "--format", "torch-pipeline", "-o")
+    assert run(*export, "out") == 0
+    plan, other = said["plan"], {"cpu:0": "cpu:1", "cpu:1": "cpu:0"}
+    turned = [
+        stage | {"replicas": [one | {"device": other[one["device"]]} for one in stage["replicas"]]}
+        for stage in plan["stages"]
+    ]
+    for wrong, told in (
+        ({"stages": turned}, "the plan has .* on another device than the placement"),
+        ({"stages": plan["stages"][:1]}, "the plan has .* on another device than the placement"),
+        ({"layers": plan["layers"] + 1}, "the plan is for 5 layers in 4 micro-batches, .* has 4 layers"),
+    ):
+        file.write_text(json.dumps(said | {"plan": {key: plan[key] for key in ("layers", "stages")} | wrong}))
+        capsys.readouterr()
+        assert re.search(told, fails(capsys, *export, "other"))
+    for before, after, told in (
+        ("F", "B", "or not again"),
+        ("0B", "0I", "the order of the plan has no chunk 0B0: plan this step anew"),
+        ("1W", "1B", "has a chunk that the step doesn't have, 1B0"),
+    ):
+        chunks = {device: [chunk.replace(before, after) for chunk in ran] for device, ran in plan["chunks"].items()}
+        file.write_text(json.dumps(said | {"plan": plan | {"chunks": chunks}}))
+        assert told in fails(capsys, *export, "other")

@@ -98,7 +98,7 @@ def test_replicas_and_turns() -> None:
 
 def test_what_has_no_stages_of_layers_is_refused() -> None:
     schedule = cut(TRAINING, [0, 1], ["body.h.3"])
-    with pytest.raises(ExportError, match=r"the placement has no plan, .*: place with --placer torch-pipeline"):
+    with pytest.raises(ExportError, match=r"the placement has no plan: .*: place with --placer torch-pipeline"):
         whole_layers(simulate(schedule.problem, schedule.placement), "the tool")
     plain = nn.Sequential()
     plain.add_module("one", nn.Linear(64, 64))

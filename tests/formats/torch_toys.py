@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
+from placeto.formats.exports.torch_orders import in_whole_chunks
 from placeto.formats.placement import save_placement
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import make_plan
@@ -45,12 +46,14 @@ def planned(
     return min(found, key=lambda schedule: schedule.makespan_us)
 
 
-def save_planned(graph: ComputationGraph, cluster: str, devices: Sequence[Sequence[int]], path: str) -> None:
-    """The placement file of a plan."""
+def save_planned(
+    graph: ComputationGraph, cluster: str, devices: Sequence[Sequence[int]], path: str, whole_chunks: bool = False
+) -> None:
+    """The placement file of a plan; with `whole_chunks`, the plan has an order of chunks."""
     problem = PlacementProblem(graph, load_cluster(cluster))
     plan, evaluator = make_plan(problem, tuple(map(tuple, devices))), Evaluator(problem)
     evaluator.score_plan(plan, plan.placement(problem))
-    save_placement(evaluator.result(), path)
+    save_placement(in_whole_chunks(evaluator.result())[0] if whole_chunks else evaluator.result(), path)
 
 
 class Skip(nn.Module):

@@ -12,6 +12,7 @@ Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D 
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ import networkx as nx
 import numpy as np
 
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.units import ExportError
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
@@ -64,6 +66,9 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
         schedule: the schedule of the placement.
         stages: as `torch_stages` finds them in it.
         alike: whether all replicas run their chunks in the order of the first replica.
+
+    Raises:
+        ExportError: the order of the plan lacks a chunk, or has one that the step doesn't have.
     """
     problem, of, stage, plan = schedule.problem, schedule.problem.graph.micro_batches, stages.stage, stages.plan
     placement, own = schedule.placement.copy(), stage >= 0
@@ -78,6 +83,12 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     for number, part, micro_batch in tuple(members):  # torch asks for a backward pass of each stage
         if part == "F" and not any((number, other, micro_batch) in members for other in "BI"):
             members[number, "B", micro_batch] = []
+    if plan.chunks and (wrong := set(itertools.chain(*plan.chunks)) ^ set(members)):
+        chunk = min(wrong)
+        what = "has no chunk" if chunk in members else "has a chunk that the step doesn't have,"
+        raise ExportError(
+            f"{problem.graph.name}: the order of the plan {what} {'{}{}{}'.format(*chunk)}: plan this step anew"
+        )
     lists: list[list[Chunk]] = [list(chunks) for chunks in plan.chunks] or [[] for _ in range(problem.num_devices)]
     for chunk in () if plan.chunks else _ordered(base, members, sent, stages):
         lists[plan.device_of(chunk[0], chunk[2])].append(chunk)

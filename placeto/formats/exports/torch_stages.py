@@ -22,7 +22,7 @@ from placeto.problem.step.forward_pass import before_loss
 from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import Schedule
 
-NO_PLAN = "the placement has no plan, as a search has moved single ops: place with --placer"
+NO_PLAN = "the placement has no plan: it is a free placement of ops, or its file is older: place with --placer"
 """Why a free placement can't be exported as a pipeline; the name of a placer follows."""
 
 

@@ -64,6 +64,8 @@ class Plan:
         if any(first >= end for first, end in itertools.pairwise((0, *self.borders, self.num_layers))):
             raise PlanError(f"borders {self.borders} leave a stage of a plan of {self.num_layers} layers without layer")
         count = self.num_micro_batches
+        if not count:
+            raise PlanError("stage 0 needs a replica that takes a micro-batch")
         for stage, (devices, taken) in enumerate(zip(self.devices, self.micro_batches, strict=True)):
             if len(set(devices)) != len(devices) or len(taken) != len(devices):
                 raise PlanError(f"stage {stage} needs different devices, and a list of micro-batches for each of them")
@@ -212,6 +214,21 @@ class Plan:
             return shape + some
         turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
         return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+
+
+def check_plan_of(plan: Plan, problem: PlacementProblem, placement: np.ndarray) -> None:
+    """Refuse a plan that a placement (N,) isn't of, considering the ops of micro-batches that take time.
+
+    Raises:
+        PlanError: the plan is for another step, or has an op on another device.
+    """
+    counts = (problem.op_time.mean(axis=1) > 0.0) & ((problem.graph.micro_batches >= 0) | (plan.num_micro_batches == 1))
+    apart = np.flatnonzero(counts & (plan.placement(problem) != placement))
+    if len(apart):
+        raise PlanError(
+            f"the plan has {problem.graph.op_names[apart[0]]} on another device than the placement: one of the two was "
+            "changed: leave the plan out, or plan this step anew"
+        )
 
 
 def on_devices(devices: Iterable[int], cluster: Cluster) -> str:
