@@ -32,12 +32,12 @@ from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, PlanError, Stages, dealt
 from placeto.simulator.evaluator import Evaluator
 
-Scored = tuple[float, "Plan", np.ndarray]
+Scored = tuple[float, Plan, np.ndarray]
 """The score of a plan in microseconds, the plan, and its placement (N,)."""
 _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 of 36 cases, for a third more plans
 _BEST = 3  # number of plans that are tried in further orders
 FIRST_ORDERS = ("priority", "earlier-0.02")
-"""All plans are tried under these orders. The best plans, and the best with one stage, are then tried under others."""
+"""Plans are ranked and tried under these orders. The best, and the best with one stage, are then tried under others."""
 
 
 def try_all_plans(evaluator: Evaluator, seed: int) -> None:
@@ -52,7 +52,7 @@ def try_even_plans(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
-    """Score all plans under the likeliest orders; the best three and the best with one stage under the others, too.
+    """Score the plans that rank best, the best three and one with one stage under all orders.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. Afterwards the evaluator's
     dispatch is the static order of the best placement. The best plans are also tried in orders that are made for their
@@ -114,7 +114,9 @@ def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan) -> b
     return not why
 
 
-def ranked_plans(problem: PlacementProblem, keep: Callable[[Plan], bool] = _any) -> list[tuple[float, Plan]]:
+def ranked_plans(
+    problem: PlacementProblem, keep: Callable[[Plan], bool] = _any, ended: Callable[[], bool] = lambda: False
+) -> list[tuple[float, Plan]]:
     """Simulate the chunks of all plans in the likeliest orders; returns the plans with their scores, the best first.
 
     A part of the cluster is left out if the work alone takes its devices at least as long as the best plan so far.
@@ -122,6 +124,7 @@ def ranked_plans(problem: PlacementProblem, keep: Callable[[Plan], bool] = _any)
     Args:
         problem: the problem whose graph is cut.
         keep: whether a plan counts.
+        ended: whether no further plan is to be ranked, as when the time is up.
     """
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
     ranked, best = dict[tuple[object, ...], tuple[float, Plan]](), math.inf
@@ -132,7 +135,7 @@ def ranked_plans(problem: PlacementProblem, keep: Callable[[Plan], bool] = _any)
             plan = plan if keep(plan) else plan.joined()  # a tool may be unable to cut where a plan turns back
             joined = plan.joined()
             key = joined.devices, joined.borders, plan.whole
-            if keep(plan) and key not in ranked:
+            if not ended() and keep(plan) and key not in ranked:
                 ranked[key] = chunk_score(problem, plan, orders), plan
                 best = min(best, ranked[key][0])
     return sorted(ranked.values(), key=lambda each: each[0])
@@ -151,19 +154,21 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> li
     """
     problem = evaluator.problem
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
-    ranked = ranked_plans(problem, keep)
-    one_stage = next((rank for rank, (_, plan) in enumerate(ranked) if len(plan.devices) == 1), -1)
-    scored, best, least = list[Scored](), math.inf, math.inf  # least ratio of the score of ops to that of chunks
-    for rank, (expected, plan) in enumerate(ranked):
-        if rank >= _BEST and rank != one_stage and expected * least >= best:
-            continue
-        placement, scores = plan.placement(problem), list[float]()
+    ranked = ranked_plans(problem, keep, lambda: evaluator.exhausted)
+    one_stage = [rank for rank, (_, plan) in enumerate(ranked) if len(plan.devices) == 1][:1]
+    wanted, placements, scores = [*range(min(_BEST, len(ranked)))], dict[int, np.ndarray](), dict[int, float]()
+    wanted += [rank for rank in one_stage if rank >= _BEST]
+    while wanted and not evaluator.exhausted:
+        placements |= {rank: ranked[rank][1].placement(problem) for rank in wanted}
         for order in orders:
-            evaluator.reorder(order)
-            scores.append(evaluator.score_plan(plan, placement))
-        scored.append((min(scores), plan, placement))
-        if math.isfinite(min(scores)):
-            best, least = min(best, min(scores)), min(least, min(scores) / max(expected, 1e-9))
+            evaluator.reorder(order)  # which takes a simulation, so that it is done for several plans at once
+            for rank in wanted:
+                score = evaluator.score_plan(ranked[rank][1], placements[rank])
+                scores[rank] = min(score, scores.get(rank, math.inf))
+        best = min(scores.values())
+        least = min(score / max(ranked[rank][0], 1e-9) for rank, score in scores.items())
+        wanted = [rank for rank, (us, _) in enumerate(ranked) if rank not in scores and us * least < best]
+    scored = [(score, ranked[rank][1], placements[rank]) for rank, score in scores.items()]
     return sorted(scored, key=lambda each: each[0])
 
 

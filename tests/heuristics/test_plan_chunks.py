@@ -50,4 +50,5 @@ def test_ranks_are_those_of_the_ops(cluster: str) -> None:
     scored = score_plans(Evaluator(problem))
     assert len(scored) < len(ranked)
     assert scored[0][0] == min(ops)
+    assert ranked_plans(problem, ended=lambda: True) == []
     assert np.isclose([score for score, _, _ in scored], sorted(score for score, _, _ in scored)).all()

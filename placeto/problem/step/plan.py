@@ -213,7 +213,8 @@ class Plan:
         if not self.interleaved:
             return shape + some
         turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
-        return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+        again = len(turns) > 1 and turns[1] == len(sizes) // len(turns)
+        return f"{shape}, {'again' if again else 'and back'}{some}"
 
 
 def check_plan_of(plan: Plan, problem: PlacementProblem, placement: np.ndarray) -> None:

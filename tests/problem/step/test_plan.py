@@ -64,6 +64,7 @@ def test_shapes() -> None:
         (((0,), (1,)), "2 stages x 1 on 2 devices"),
         (((0, 1), (2, 3), (0, 1), (2, 3)), "4 stages x 2, again"),
         (((0, 1), (2, 3), (2, 3), (0, 1)), "4 stages x 2, and back"),
+        (((0, 1), (2, 3), (2, 3)), "3 stages x 2, and back"),
     ):
         assert plan(devices, tuple(range(1, len(devices)))).shape(alike) == shape
 
