@@ -226,7 +226,7 @@ def evaluate(
             if out is not None:
                 save_rows([*others, *(done[job.key] for job in jobs if job.key in done)], out)
 
-        saved = time.monotonic()
+        saved = -math.inf  # the first row is saved at once: the next one may take hours
         try:
             for job, row in _work(missing, worker, processes):
                 done[job.key] = row

@@ -124,6 +124,14 @@ def test_interrupted_runs_are_continued(
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_the_first_row_is_saved_at_once(graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path) -> None:
+    saved = []
+    out = tmp_path / "table.json"
+    specs = [PlacerSpec("single", "single")]
+    evaluate(graphs, cluster, specs, out=out, processes=1, report=lambda *_: saved.append(len(load_rows(out))))
+    assert saved[0] == 1
+
+
 def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
     graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
 ) -> None:
