@@ -61,6 +61,8 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
       the last of them, but none that is after a layer of a backward op that it reads from;
     - any other forward op: the last layer that it reads from;
     - any other backward op: the first layer that it reads from;
+    - a forward op that a forward op of an earlier layer reads, and a backward op that a backward op of a later layer
+      reads: the layer of that reader, so that within a pass data crosses each border in one direction;
     - a parameter, and an op that reads from no layer: the first layer that reads it.
 
     Args:
@@ -93,6 +95,10 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
         elif near:
             where[op] = min(near) if backward[op] else max(near)
     for op in reversed(order):
+        same = (c for c in consumers[op] if backward[c] == backward[op] and micro_batch[c] == micro_batch[op])
+        readers = [where[c] for c in same if where[c] >= 0]
+        if readers and where[op] >= 0:
+            where[op] = max(where[op], *readers) if backward[op] else min(where[op], *readers)
         if where[op] < 0 or graph.op_types[op] == "parameter":
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)

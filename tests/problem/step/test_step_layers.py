@@ -1,5 +1,8 @@
 """Layers between which plans cut a graph."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -33,15 +36,36 @@ def test_layers_follow_the_forward_pass() -> None:
     assert work.sum() == pytest.approx(problem.busy_us.mean(axis=1).sum())
 
 
+class Gated(nn.Module):
+    """A gated block (SwiGLU), whose product is computed behind one of its factors; its input is unbound first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(64, 64) for _ in range(3))
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 64) -> (B, 64)."""
+        one, other = torch.stack([self.norm(x), x]).unbind()
+        return other + self.down(nn.functional.silu(self.gate(one)) * self.up(one))
+
+
+def _repeated(activation: nn.Module) -> nn.Module:
+    """Layers, between which one activation is called again and again; the last two are one."""
+    dense = [nn.Linear(64, 64) for _ in range(4)]
+    return nn.Sequential(*(part for layer in [*dense, dense[-1]] for part in (layer, activation)))
+
+
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.ReLU()])
+@pytest.mark.parametrize(
+    "make",
+    [*(partial(_repeated, each()) for each in (nn.GELU, nn.SiLU, nn.ReLU)), lambda: nn.Sequential(Gated(), Gated())],
+)
 def test_no_layer_reads_from_a_later_one_nor_its_backward_pass_from_an_earlier_ones(
-    activation: nn.Module, whole: bool
+    make: Callable[[], nn.Module], whole: bool
 ) -> None:
-    with torch.device("meta"):  # one activation is called again and again, and the last two layers are one
-        dense = [nn.Linear(64, 64) for _ in range(4)]
-        module = nn.Sequential(*(part for layer in [*dense, dense[-1]] for part in (layer, activation)))
-        x = torch.empty(512, 64)
+    with torch.device("meta"):
+        module, x = make(), torch.empty(512, 64)
     graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
     number = layers(PlacementProblem(graph, load_cluster("4xv100")), whole).number
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
