@@ -21,14 +21,14 @@ from experiments.pipeline_steps import PipelineStep, interleaved, simulated
 from experiments.torch_model import convolutions
 from experiments.torch_plans import CASES, captured_case, grids, placed
 from placeto.capture.trace import capture_training
-from placeto.formats.exports import ExportError, torch_pipeline
-from placeto.formats.exports.torch_orders import in_whole_chunks
+from placeto.formats.exports import torch_pipeline
 from placeto.heuristics.plans import all_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Plan
+from placeto.problem.step.plan import Plan, PlanError
 from placeto.simulator.data_parallel import data_parallel
+from placeto.simulator.pipeline_step import in_whole_chunks
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
@@ -176,11 +176,11 @@ def torch_cells(name: str) -> Iterator[tuple[str, Cell]]:
         result = PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), problem, plan=plan)
         try:
             pipeline, (chunks, step) = torch_pipeline(schedule), in_whole_chunks(result)
-        except ExportError as error:
+        except PlanError as error:
             yield described(plan), {"refused": str(error)}
             continue
         best = {"best chunks us": chunks.makespan_us, "best us": step.makespan_us}
-        yield described(plan), {"stages": len(pipeline.stages.devices[0]), **_in_chunks(schedule), **best}
+        yield described(plan), {"stages": len(pipeline.order.plan.devices), **_in_chunks(schedule), **best}
 
 
 def _in_chunks(schedule: Schedule) -> Cell:

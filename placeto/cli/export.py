@@ -173,10 +173,10 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
     save_torch_pipeline(made, folder, factory, settings_of(options.settings), options.loss)
-    devices, modules = made.stages.devices, made.stages.modules
-    micro_batches = sum(map(len, made.stages.micro_batches))
-    say(f"pipeline     {folder}: stages {len(modules)}, replicas {len(devices)}, micro-batches {micro_batches}")
-    for number, (own, at) in enumerate(zip(modules, zip(*devices, strict=True), strict=True)):
+    plan = made.order.plan
+    counts = f"stages {len(plan.devices)}, replicas {len(plan.replicas)}, micro-batches {plan.num_micro_batches}"
+    say(f"pipeline     {folder}: {counts}")
+    for number, (own, at) in enumerate(zip(made.modules, plan.devices, strict=True)):
         where = ", ".join(names[device] for device in at)
         what = f"{own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}" if own else "ops between modules"
         say(f"stage {number:<6} {where}: {what}")
@@ -199,10 +199,10 @@ def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
     made, path = torchtitan(schedule), arguments.output
     save_torchtitan(made, path, _batch(arguments))
     _layers(made.layers, "torchtitan", path)
-    free, whole = schedule.makespan_us, made.step.makespan_us
+    free, whole = schedule.makespan_us, made.pipeline.step.makespan_us
     say(f"simulated    {format_us(free)} as placed, {format_us(whole)} as torchtitan runs it, in whole chunks")
     say(f"run          return placed(config) of {path / 'parallelism.py'} in a function of a config_registry")
-    _layer_notes(made.layers, made.step.schedule(), "torchtitan", made.ranks, arguments)
+    _layer_notes(made.layers, made.pipeline.step, "torchtitan", made.ranks, arguments)
     if made.renamed:
         note("its modules have other names than in torchtitan: the file names them as torchtitan's models do")
 
@@ -246,9 +246,9 @@ def _batch(arguments: Arguments) -> int | None:
 
 def _layers(made: WholeLayers, title: str, path: Path) -> None:
     names = made.schedule.problem.cluster.device_names
-    replicas = f", replicas {len(made.devices)}" if len(made.devices) > 1 else ""
+    replicas = f", replicas {len(made.plan.replicas)}" if len(made.plan.replicas) > 1 else ""
     say(f"{title:<12} {path}: layers {len(made.modules)}, stages {len(made.stages)}{replicas}")
-    for number, ((first, end), at) in enumerate(zip(made.stages, zip(*made.devices, strict=True), strict=True)):
+    for number, ((first, end), at) in enumerate(zip(made.stages, made.plan.devices, strict=True)):
         own = f"{made.modules[first]}{f' to {made.modules[end - 1]}' if end - first > 1 else ''}" if end > first else ""
         say(f"stage {number:<6} {', '.join(names[device] for device in at)}: {own or 'no layer'}")
 

@@ -29,7 +29,7 @@ from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, PlanError, Stages, dealt
+from placeto.problem.step.plan import TOOLS, Plan, PlanError, Stages, Tool, dealt
 from placeto.simulator.evaluator import Evaluator
 
 Scored = tuple[float, Plan, np.ndarray]
@@ -106,10 +106,20 @@ def _any(plan: Plan) -> bool:
 
 
 def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan) -> bool:
-    """Whether torch can run a plan; the reason why it can't is appended to `refusals`."""
-    if not plan.even or LOSS not in problem.graph.modules or problem.graph.num_micro_batches == 1:
+    """Whether torch can run a plan of a captured step; of other steps, whether it is even."""
+    if LOSS not in problem.graph.modules or problem.graph.num_micro_batches == 1:
         return plan.even
-    why = plan.refusal(problem)
+    return can_run(problem, "torch", refusals, plan)
+
+
+def can_run(problem: PlacementProblem, tool: Tool, refusals: list[str], plan: Plan) -> bool:
+    """Whether a tool can run a plan; the reason why it can't run an even one is appended to `refusals`."""
+    if not plan.even:
+        return False
+    run = plan if tool == "torch" else plan.in_blocks(problem)
+    why = run.refusal(problem, tool)
+    if not why and len(run.devices) < len(plan.devices):
+        why = f"a stage has no block of its own, which {TOOLS[tool]} needs: use fewer stages"
     refusals += [why] if why else []
     return not why
 

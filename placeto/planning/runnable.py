@@ -5,27 +5,12 @@ torch cuts a model between modules, the others between whole layers; Megatron-LM
 
 from __future__ import annotations
 
-from typing import Literal
-
-from placeto.formats.exports import ExportError
-from placeto.formats.exports.layer_tools import in_turns, megatron
-from placeto.formats.exports.torch_orders import in_whole_chunks
-from placeto.formats.exports.torchtitan import goes_back, torchtitan
-from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.problem.grouping import Groups
-from placeto.problem.step.plan import Plan
+from placeto.problem.step.plan import Tool
+from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-
-Tool = Literal["torch", "torchtitan", "megatron"]
-
-
-def may_run(tool: Tool, plan: Plan) -> bool:
-    """Whether a tool can have its stages on the devices on which a plan has them."""
-    if not plan.even:
-        return False
-    rows = tuple(zip(*plan.devices, strict=True))
-    return tool == "torch" or in_turns(rows) or (tool == "torchtitan" and goes_back(rows))
+from placeto.simulator.pipeline_step import in_whole_chunks, pipeline_step
 
 
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
@@ -39,23 +24,19 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
         result: the placement of the plan.
         groups: the groups of the plan's problem.
     """
-    try:
-        if tool == "torch":
-            return in_whole_chunks(result)
-        made = whole_layers(result.schedule(), tool)
-        plan, placement = made.schedule.plan, made.schedule.placement
-        if plan is None or result.plan is None or len(plan.devices) < len(result.plan.devices):
-            return None
-        evaluator = Evaluator(result.problem, groups)
-        if tool == "megatron":
-            megatron(made)
-            evaluator.reorder("1f1b")
-            evaluator.score_plan(plan, placement)
-            return (found := evaluator.result()), found
-        evaluator.score_plan(plan, placement)
-        choose_order(evaluator, orders_to_try(result.problem))
-        try_bounded_orders(evaluator, placement)
-        found = evaluator.result()
-        return found, torchtitan(found.schedule()).step
-    except ExportError:
+    problem, given = result.problem, result.plan
+    assert given is not None
+    plan = given if tool == "torch" else given.in_blocks(problem)
+    if len(plan.devices) < len(given.devices) or plan.refusal(problem, tool):
         return None
+    if tool == "torch":
+        return in_whole_chunks(result)
+    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
+    if tool == "megatron":
+        evaluator.reorder("1f1b")
+        evaluator.score_plan(plan, placement)
+        return (found := evaluator.result()), found
+    evaluator.score_plan(plan, placement)
+    choose_order(evaluator, orders_to_try(problem))
+    try_bounded_orders(evaluator, placement)
+    return (found := evaluator.result()), pipeline_step(order_chunks(found.schedule(), alike=True))

@@ -11,17 +11,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import make_plan, move_borders, ranked_plans
+from placeto.heuristics.plans import can_run, make_plan, move_borders, ranked_plans
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.runnable import Tool, as_run, may_run
+from placeto.planning.runnable import as_run
 from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.costs import load_costs
@@ -29,7 +30,7 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, on_devices
+from placeto.problem.step.plan import Plan, Tool, on_devices
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
@@ -211,7 +212,7 @@ def _ways_of_plans(
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
     A shape is simulated in the numbers of micro-batches in which its chunks rank best, replicas in all numbers. For
-    each pipeline that torch can't run, if it is to run them, the reason is appended to `refusals`.
+    each pipeline that the tool can't run, the reason is appended to `refusals`.
 
     Args:
         problems: the step, by its number of micro-batches.
@@ -219,13 +220,10 @@ def _ways_of_plans(
         runnable_by: the tool that is to run the ways.
         refusals: see above.
     """
-
-    def kept(plan: Plan) -> bool:
-        return _works(plan) and (runnable_by is None or may_run(runnable_by, plan))
-
     ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
+    keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
     for count, problem in problems.items():
-        for score, plan in ranked_plans(problem, kept) if count > 1 else ():
+        for score, plan in ranked_plans(problem, keep[count]) if count > 1 else ():
             shapes = ranked.setdefault(_kind(plan), {})
             shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(count, (score, plan))
     ways = list[PlannedStep]()
@@ -236,7 +234,7 @@ def _ways_of_plans(
                 break
             counts, steps = sorted(by_count, key=lambda count: by_count[count][0]), list[PlannedStep]()
             for count in counts if kind == Kind.REPLICAS else counts[:_NUMBERS]:
-                steps += _in_order(kind, shape, problems[count], by_count[count][1], batch, runnable_by, refusals)
+                steps += _in_order(kind, shape, problems[count], by_count[count][1], batch, runnable_by, keep[count])
             shown += bool(steps)
             ways += steps
     return ways
@@ -253,31 +251,33 @@ def _in_order(
     plan: Plan,
     batch: int,
     runnable_by: RunnableBy,
-    refusals: list[str],
+    keep: Callable[[Plan], bool],
 ) -> list[PlannedStep]:
     """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't."""
     groups, count = group_ops(problem), plan.num_micro_batches
-    result = _in_best_order(problem, groups, orders_to_try(problem), plan)
+    result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
     if kind == Kind.REPLICAS:
         return _replicas(problem, plan, shape, count, result, batch)
     if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
         return [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
-    if runnable_by == "torch" and (why := plan.refusal(problem)):
-        refusals.append(why)
     return []
 
 
-def _works(plan: Plan) -> bool:
-    """Whether a plan has several devices, and each of them takes a micro-batch."""
-    return len(plan.used) > 1 and all(itertools.chain(*plan.micro_batches))
+def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:
+    """Whether each of several devices of a plan takes a micro-batch, and a tool can run it; else, why it can't."""
+    if len(plan.used) == 1 or not all(itertools.chain(*plan.micro_batches)):
+        return False
+    return tool is None or (plan.even if len(plan.devices) == 1 else can_run(problem, tool, refusals, plan))
 
 
-def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
+def _in_best_order(
+    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
+) -> PlacementResult:
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_plan(plan, placement)
     choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement))
+    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), keep)
     if moved != plan:
         choose_order(evaluator, orders)
     for each in dict.fromkeys((plan, moved)) if orders else ():

@@ -15,4 +15,4 @@ def test_all_shapes_are_there(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert list(made) == [(shape, 4) for shape in SHAPES]
     assert capsys.readouterr().out == ""
     for (shape, _), of in made.items():
-        assert tuple(zip(*of.stages.devices, strict=True)) == SHAPES[shape][0]
+        assert of.order.plan.devices == SHAPES[shape][0]

@@ -12,7 +12,7 @@ def test_a_plan_is_exported_as_it_was_made(name: str) -> None:
     made = torchtitan(placed(devices, micro_batches))
     assert not made.renamed
     assert made.layers.moved < 0.1
-    assert made.back == (name == "and back")
+    assert made.layers.plan.goes_back == (name == "and back")
     assert len(made.modules) == len(devices)
     assert len(made.ranks) == len({device for stage in devices for device in stage})
-    assert made.layers.micro_batches == micro_batches
+    assert made.layers.plan.num_micro_batches == micro_batches

@@ -7,12 +7,12 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from placeto.formats.exports.torch_orders import torch_order
-from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports import torch_pipeline
 from placeto.formats.report import report_page
 from placeto.formats.report.grid import Grid, step_grid
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.schedule import simulate
 from tests.formats.torch_toys import captured, chain, planned
 from tests.toys import toy_cluster, work
@@ -55,18 +55,17 @@ def labels(grid: Grid) -> list[list[str]]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_cells_are_the_chunks_that_torch_runs(plan: str) -> None:
     schedule = planned(GRAPH, PLANS[plan])
-    stages = torch_stages(schedule)
-    made = torch_order(schedule, stages)
-    rows = [row for replica in range(len(stages.devices)) for row in made.rows(stages, replica)]
-    ranks = [rank for own in stages.ranks for rank in own]
+    made = torch_pipeline(schedule)
+    rows = [row for replica in range(len(made.ranks)) for row in made.rows(replica)]
+    ranks = [rank for own in made.ranks for rank in own]
     assert labels(grid := step_grid(schedule)) == [rows[place] for place in np.argsort(ranks)]
-    assert ("torch's replicas sum after their chunks" in grid.sentence) is (len(stages.devices) > 1)
+    assert ("torch's replicas sum after their chunks" in grid.sentence) is (len(made.ranks) > 1)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_page_has_the_times_of_the_schedule(plan: str) -> None:
     schedule = planned(GRAPH, PLANS[plan], "1f1b")
-    drawn = torch_order(schedule, torch_stages(schedule)).schedule
+    drawn = order_chunks(schedule).schedule
     lanes = Lanes(report_page(schedule, "model")).rows
     used = np.unique(drawn.placement).tolist()
     assert len(lanes) == len(used)
@@ -86,7 +85,7 @@ def test_the_page_has_the_times_of_the_schedule(plan: str) -> None:
 
 def test_bubbles_are_what_is_not_busy() -> None:
     schedule = planned(GRAPH, PLANS["straight"], "1f1b")
-    drawn = torch_order(schedule, torch_stages(schedule)).schedule
+    drawn = order_chunks(schedule).schedule
     grid = step_grid(schedule)
     assert [row.bubble for row in grid.rows] == pytest.approx(1.0 - drawn.busy_us[:2] / drawn.makespan_us)
     idle = 1.0 - drawn.busy_us[:2].mean() / drawn.makespan_us

@@ -84,7 +84,7 @@ def test_megatron_reads_stages_in_turns() -> None:
     assert ranks == (0, 1, 2, 3)
     for stage in range(4):
         for replica in range(2):
-            assert made.devices[replica][stage] == ranks[stage % size * 2 + replica]
+            assert made.plan.replicas[replica][stage] == ranks[stage % size * 2 + replica]
 
 
 def test_megatron_may_have_the_embedding_or_the_head_alone() -> None:

@@ -18,12 +18,12 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
-from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports import torch_pipeline
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.problem.step.forward_pass import before_loss
+from placeto.simulator.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.pipeline_step import pipeline_step
+from placeto.simulator.pipeline_step import in_whole_chunks, pipeline_step
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
@@ -41,8 +41,7 @@ NOT_COMPUTED = (_ComputationType.UNSHARD, _ComputationType.RESHARD, _Computation
 
 
 def cells(schedule: Schedule, replica: int = 0) -> list[list[str]]:
-    stages = torch_stages(schedule)
-    return torch_order(schedule, stages).rows(stages, replica)
+    return torch_pipeline(schedule).rows(replica)
 
 
 def test_one_forward_one_backward() -> None:
@@ -73,18 +72,17 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("runtime")
 def test_torch_reads_what_is_exported(plan: str, order: str, tmp_path: Path) -> None:
     schedule = planned(GRAPH, PLANS[plan], order)
-    stages = torch_stages(schedule)
-    made = torch_order(schedule, stages)
-    for replica, devices in enumerate(stages.devices):
-        rows = made.rows(stages, replica)
+    made = torch_pipeline(schedule)
+    for replica, devices in enumerate(made.order.plan.replicas):
+        rows = made.rows(replica)
         path = tmp_path / "schedule.csv"
         with path.open("w", newline="") as file:
             csv.writer(file).writerows(rows)
         last = f"{len(devices) - 1}F"
         forward = [cell for row in rows for cell in row if cell.startswith(last)]
         assert forward == [f"{last}{number}" for number in range(len(forward))]  # losses are found by this number
-        read = _read(path, len(rows), len(devices), len(stages.micro_batches[replica]))
-        rank = [stages.ranks[replica].index(device) for device in devices]
+        read = _read(path, len(rows), len(devices), len(made.micro_batches(replica)))
+        rank = [made.ranks[replica].index(device) for device in devices]
         assert [read.stage_index_to_group_rank[stage] for stage in range(len(rank))] == rank
         assert [[str(action) for action in read.pipeline_order[row]] for row in range(len(rows))] == rows
         computed = {
@@ -102,10 +100,9 @@ def test_micro_batches_are_numbered_as_the_last_stage_runs_them() -> None:
     shared = [op for op in started if GRAPH.op_types[op] == "parameter"]
     order = np.array([*shared, *forward, *started[~np.isin(started, [*shared, *forward])]])
     turned = simulate(schedule.problem, schedule.placement, order=order, plan=schedule.plan)
-    stages = torch_stages(turned)
-    made = torch_order(turned, stages)
-    assert made.micro_batches(stages, 0) == (3, 2, 1, 0)
-    assert [cell for cell in made.rows(stages, 0)[1] if "F" in cell] == ["1F0", "1F1", "1F2", "1F3"]
+    made = torch_pipeline(turned)
+    assert made.micro_batches(0) == (3, 2, 1, 0)
+    assert [cell for cell in made.rows(0)[1] if "F" in cell] == ["1F0", "1F1", "1F2", "1F3"]
 
 
 @pytest.mark.usefixtures("runtime")
@@ -113,7 +110,7 @@ def test_each_stage_has_a_backward_pass(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
     model[0].requires_grad_(False)
     schedule = planned(captured(model), [(0,), (1,), (2,), (3,)])
-    assert torch_stages(schedule).modules == (("0",), ("1",), ("2",), ("3",))
+    assert torch_pipeline(schedule).modules == (("0",), ("1",), ("2",), ("3",))
     rows = cells(schedule)
     kinds = [{cell[1] for cell in row} for row in rows]
     assert kinds == [{"F", "B"}, {"F", "B"}, {"F", "B"}, {"F", "I", "W"}]  # 0 trains nothing, 2 has no weights
@@ -131,30 +128,29 @@ def _read(path: Path, ranks: int, stages: int, micro_batches: int) -> _PipelineS
     return read
 
 
-def chunk_of(op: int, stages: TorchStages) -> tuple[int, int, bool]:
-    return int(stages.stage[op]), int(GRAPH.micro_batches[op]), GRAPH.passes[op] in BACKWARD_PASSES
+def chunk_of(op: int, made: ChunkOrder) -> tuple[int, int, bool]:
+    return int(made.stage[op]), int(GRAPH.micro_batches[op]), GRAPH.passes[op] in BACKWARD_PASSES
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_devices_run_chunks_one_after_the_other(plan: str) -> None:
     schedule = planned(GRAPH, PLANS[plan], "priority")  # an op of all micro-batches, then the next
-    stages = torch_stages(schedule)
-    made = torch_order(schedule, stages)
-    for device, chunks in enumerate(made.chunks):
+    made = order_chunks(schedule)
+    for device, chunks in enumerate(made.plan.chunks):
         wanted = [(stage, of, kind != "F") for stage, kind, of in chunks]
-        ops = [op for op in made.schedule.device_order[device].tolist() if stages.stage[op] >= 0]
-        ran = [chunk_of(op, stages) for op in ops]
+        ops = [op for op in made.schedule.device_order[device].tolist() if made.stage[op] >= 0]
+        ran = [chunk_of(op, made) for op in ops]
         assert list(dict.fromkeys(ran)) == list(dict.fromkeys(wanted))
         forward = [chunk for chunk, _ in groupby(chunk for chunk in ran if not chunk[2])]
         assert len(forward) == len(set(forward))
 
 
 def test_gradients_of_weights_come_behind_what_is_sent() -> None:
-    stages = torch_stages(schedule := planned(GRAPH, PLANS["straight"]))
-    order = torch_order(schedule, stages).schedule.device_order[1].tolist()
+    made = order_chunks(planned(GRAPH, PLANS["straight"]))
+    order = made.schedule.device_order[1].tolist()
     for micro_batch in range(4):
-        chunk = [op for op in order if chunk_of(op, stages) == (1, micro_batch, True)]
-        sent = [(stages.stage[GRAPH.edge_dst[GRAPH.edge_src == op]] == 0).any() for op in chunk]
+        chunk = [op for op in order if chunk_of(op, made) == (1, micro_batch, True)]
+        sent = [(made.stage[GRAPH.edge_dst[GRAPH.edge_src == op]] == 0).any() for op in chunk]
         weights = [GRAPH.op_types[op] == "aten.mm" for op in chunk]
         assert sum(sent) == 1
         assert sum(weights) == 4  # two layers, each for its input and for its weight
@@ -163,7 +159,7 @@ def test_gradients_of_weights_come_behind_what_is_sent() -> None:
 
 def test_whole_chunks_take_the_work_of_the_ops() -> None:
     schedule = planned(GRAPH, PLANS["long"])
-    made = torch_order(schedule, torch_stages(schedule))
+    made = order_chunks(schedule)
     assert made.schedule.placement.tolist() == schedule.placement.tolist()
     np.testing.assert_allclose(made.schedule.busy_us, schedule.busy_us)
     assert 0.9 < made.schedule.makespan_us / schedule.makespan_us < 1.2
@@ -176,20 +172,18 @@ def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> No
     assert schedule.plan is not None
     evaluator.score_plan(schedule.plan, schedule.plan.placement(schedule.problem))
     found, run = in_whole_chunks(evaluator.result())
-    stages = torch_stages(found.schedule())
-    made = torch_order(found.schedule(), stages)
-    step = pipeline_step(made.schedule, stages.stage, stages.devices, made.kinds)
-    assert run.makespan_us == step.makespan_us
+    made = order_chunks(found.schedule())
+    assert run.makespan_us == pipeline_step(made).makespan_us
     assert made.schedule.makespan_us == found.makespan_us
-    own = torch_order(schedule, stages).schedule.makespan_us
-    static = [torch_order(simulate(schedule.problem.under("earlier-0.02"), schedule.plan), stages)]
+    own = order_chunks(schedule).schedule.makespan_us
+    static = [order_chunks(simulate(schedule.problem.under("earlier-0.02"), schedule.plan))]
     assert found.makespan_us <= min(own, *(order.schedule.makespan_us for order in static))
     for device, ops in enumerate(found.schedule().device_order):  # a chunk is never interrupted
-        chunks = [(int(stages.stage[op]), int(GRAPH.micro_batches[op])) for op in ops if stages.stage[op] >= 0]
-        passes = [GRAPH.passes[op] in BACKWARD_PASSES for op in ops if stages.stage[op] >= 0]
+        chunks = [(int(made.stage[op]), int(GRAPH.micro_batches[op])) for op in ops if made.stage[op] >= 0]
+        passes = [GRAPH.passes[op] in BACKWARD_PASSES for op in ops if made.stage[op] >= 0]
         runs = [key for key, _ in groupby(zip(chunks, passes, strict=True))]
         assert len([run for run in runs if not run[1]]) == len({run for run in runs if not run[1]}), device
     assert found.plan is not None
-    assert found.plan.chunks == made.chunks
+    assert found.plan == made.plan
     shuffled = simulate(schedule.problem.under("fifo"), found.plan)  # the plan's chunks count, not the order of ops
-    assert torch_order(shuffled, torch_stages(shuffled)).chunks == found.plan.chunks
+    assert order_chunks(shuffled).plan == found.plan

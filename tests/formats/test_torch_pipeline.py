@@ -53,7 +53,7 @@ def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
         load_placer("torch-pipeline")(PlacementProblem(captured(tied()), load_cluster("2xk80"))).schedule()
     )
     assert made.num_ranks == 2  # replicas
-    assert len(made.stages.modules) == 1
+    assert len(made.modules) == 1
     slow, fast = Device("a", "slow", 1e12, 1e12, 10**9), Device("b", "fast", 3e12, 1e12, 10**9)
     uneven = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
     message = (

@@ -10,13 +10,13 @@ from torch import nn
 
 from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
-from placeto.formats.exports.torch_stages import torch_stages
-from placeto.formats.exports.units import ExportError
+from placeto.formats.exports import torch_pipeline
 from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import PlanError
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
@@ -26,36 +26,37 @@ GRAPH = captured(chain())
 
 
 def test_stages_are_those_of_the_plan() -> None:
-    found = torch_stages(planned(GRAPH, [(0, 1), (2, 3)]))
-    assert found.devices == ((0, 2), (1, 3))
+    found = torch_pipeline(planned(GRAPH, [(0, 1), (2, 3)]))
+    assert found.order.plan.replicas == ((0, 2), (1, 3))
     assert found.ranks == ((0, 2), (1, 3))
-    assert found.micro_batches == ((0, 2), (1, 3))
+    assert found.order.plan.micro_batches[0] == ((0, 2), (1, 3))
     assert found.splits == (("2", "beginning"),)
     assert found.modules == (("0", "1"), ("2", "3"))
     for op, (module, part) in enumerate(zip(GRAPH.modules, GRAPH.passes, strict=True)):
         if module.isdigit() and GRAPH.micro_batches[op] >= 0:
-            assert found.stage[op] == int(module) // 2, GRAPH.op_names[op]
+            assert found.order.stage[op] == int(module) // 2, GRAPH.op_names[op]
         elif module == "loss":
-            assert found.stage[op] == 1
+            assert found.order.stage[op] == 1
         elif GRAPH.micro_batches[op] < 0:
-            assert found.stage[op] == -1, part
+            assert found.order.stage[op] == -1, part
 
 
 def test_a_device_may_have_several_stages() -> None:
     schedule = planned(GRAPH, [(0,), (1,), (0,), (1,)])
-    found = torch_stages(schedule)
-    assert found.devices == ((0, 1, 0, 1),)
+    found = torch_pipeline(schedule)
+    assert found.order.plan.replicas == ((0, 1, 0, 1),)
     assert found.ranks == ((0, 1),)
     for op, module in enumerate(GRAPH.modules):
         if module.isdigit() and GRAPH.micro_batches[op] >= 0:
-            assert found.stage[op] == int(module), GRAPH.op_names[op]
-    assert torch_stages(planned(GRAPH, [(0,), (1,), (0,)])).devices == ((0, 1, 0),)
-    assert torch_stages(planned(GRAPH, [(0,), (1,), (1,), (0,)])).devices == ((0, 1, 1, 0),)  # neighbours stay apart
+            assert found.order.stage[op] == int(module), GRAPH.op_names[op]
+    assert torch_pipeline(planned(GRAPH, [(0,), (1,), (0,)])).order.plan.replicas == ((0, 1, 0),)
+    apart = torch_pipeline(planned(GRAPH, [(0,), (1,), (1,), (0,)]))
+    assert apart.order.plan.replicas == ((0, 1, 1, 0),)  # neighbours stay apart
 
 
 def refused(schedule: Schedule, sentence: str) -> None:
-    with pytest.raises(ExportError, match=sentence) as caught:
-        torch_stages(schedule)
+    with pytest.raises(PlanError, match=sentence) as caught:
+        torch_pipeline(schedule)
     assert "\n" not in str(caught.value)
 
 
@@ -76,7 +77,7 @@ def test_models_that_torch_cannot_cut_are_refused() -> None:
     refused(planned(captured(Late()), [(0,), (1,)]), "reads the model's input x; .* first stage only")
     refused(planned(captured(tied()), [(0,), (1,)]), "is read before it by 0 and behind it by 3; .* untie it")
     refused(planned(captured(Again()), [(0,), (1,)]), "no module that is called once begins or ends between")
-    assert len(torch_stages(planned(captured(Skip()), [(0,), (1,)])).splits) == 1
+    assert len(torch_pipeline(planned(captured(Skip()), [(0,), (1,)])).splits) == 1
 
 
 def test_outputs_of_an_earlier_stage_are_refused() -> None:
@@ -93,7 +94,7 @@ def test_outputs_of_an_earlier_stage_are_refused() -> None:
         Both(), [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
     )
     refused(planned(graph, [(0,), (1,), (2,)]), "layers.1/addmm before it is read by the loss; .* the last stage only")
-    assert torch_stages(planned(graph, [(0, 1)])).devices == ((0,), (1,))
+    assert torch_pipeline(planned(graph, [(0, 1)])).order.plan.replicas == ((0,), (1,))
 
 
 def test_a_model_that_computes_its_loss_is_refused() -> None:
@@ -130,7 +131,7 @@ def test_a_loss_that_is_trained_is_refused() -> None:
         if trained:
             refused(planned(graph, [(0,), (1,)]), r"the loss reads the trained parameter .*weight")
         else:
-            assert torch_stages(planned(graph, [(0,), (1,)])).devices == ((0, 1),)
+            assert torch_pipeline(planned(graph, [(0,), (1,)])).order.plan.replicas == ((0, 1),)
 
 
 @pytest.mark.parametrize("name", ["MLP", "language model", "language model with dropout", "convolutions", "LSTM"])
@@ -143,10 +144,10 @@ def test_every_plan_keeps_its_stages_or_is_refused_before_it_is_placed(name: str
         if why := plan.refusal(problem):
             refused(schedule, re.escape(why))
             continue
-        found = torch_stages(schedule)
+        found = torch_pipeline(schedule)
         assert len(found.splits) == len(plan.borders)
         own = busy & (graph.micro_batches >= 0)
-        assert (found.stage[own] == plan.layers(problem).stage(plan.borders)[own]).all()
-        assert (schedule.placement[own] == plan.device[found.stage[own], graph.micro_batches[own]]).all()
+        assert (found.order.stage[own] == plan.layers(problem).stage(plan.borders)[own]).all()
+        assert (schedule.placement[own] == plan.device[found.order.stage[own], graph.micro_batches[own]]).all()
         kept += 1
     assert kept

@@ -43,7 +43,7 @@ def test_each_rank_runs_the_stages_that_it_has(plan: str, tmp_path: Path) -> Non
     config = SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace())
     assert runpy.run_path(str(tmp_path / "out" / "parallelism.py"))["placed"](config) is config
     assert ("CUDA_VISIBLE_DEVICES=1,0" in (tmp_path / "out" / "parallelism.py").read_text()) == (plan == "interleaved")
-    told, replicas = config.parallelism, len(made.layers.devices)
+    told, replicas = config.parallelism, len(made.layers.plan.replicas)
     path = Path(told.pipeline_parallel_schedule_csv)
     rows = list(csv.reader(path.read_text().splitlines()))
     parts, size = told.module_fqns_per_model_part, told.pipeline_parallel_degree
@@ -59,7 +59,7 @@ def test_each_rank_runs_the_stages_that_it_has(plan: str, tmp_path: Path) -> Non
         assert sorted(row) == sorted(wanted)
     read = _read(path, size, len(parts), count)
     assert read is not None  # torch finds an order of all chunks and transfers in which nobody waits for ever
-    for replica, row in enumerate(made.layers.devices):
+    for replica, row in enumerate(made.layers.plan.replicas):
         for stage, device in enumerate(row):
             (rank,) = (
                 rank
@@ -71,7 +71,7 @@ def test_each_rank_runs_the_stages_that_it_has(plan: str, tmp_path: Path) -> Non
 
 def test_replicas_run_one_order() -> None:
     made = torchtitan(planned(GRAPH, PLANS["replicas"]))
-    chunks = made.order.chunks
+    chunks = made.pipeline.order.plan.chunks
     for one, other in ((0, 1), (2, 3)):
         assert [chunk[:2] for chunk in chunks[one]] == [chunk[:2] for chunk in chunks[other]]
         assert [chunk[2] + 1 for chunk in chunks[one]] == [chunk[2] for chunk in chunks[other]]

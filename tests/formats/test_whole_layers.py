@@ -65,8 +65,8 @@ def test_the_layers_of_a_plan_are_found_again(graph: ComputationGraph) -> None:
     assert made.modules == tuple(f"body.h.{number}" for number in range(6))
     assert (made.before, made.behind) == (("embed",), ("norm", "head"))
     assert (made.stages, made.counts) == (((0, 2), (2, 6)), (2, 4))
-    assert (made.devices, made.ranks) == (((2, 0),), ((2, 0),))
-    assert made.micro_batches == (4 if graph is TRAINING else 1)
+    assert (made.plan.replicas, made.ranks) == (((2, 0),), ((2, 0),))
+    assert made.plan.num_micro_batches == (4 if graph is TRAINING else 1)
     assert made.moved == 0.0
     assert made.schedule.placement.tolist() == schedule.placement.tolist()
 
@@ -91,7 +91,7 @@ def test_what_comes_before_and_behind_the_layers_may_be_a_stage() -> None:
 
 def test_replicas_and_turns() -> None:
     made = whole_layers(planned(captured(chain(8)), [(0, 1), (2, 3), (0, 1), (2, 3)]), "the tool")
-    assert made.devices == ((0, 2, 0, 2), (1, 3, 1, 3))
+    assert made.plan.replicas == ((0, 2, 0, 2), (1, 3, 1, 3))
     assert made.ranks == ((0, 2), (1, 3))
     assert made.counts == (2, 2, 2, 2)
 

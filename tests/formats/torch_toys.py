@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
-from placeto.formats.exports.torch_orders import in_whole_chunks
 from placeto.formats.placement import save_placement
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import make_plan
@@ -15,6 +14,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.pipeline_step import in_whole_chunks
 from placeto.simulator.schedule import Schedule, simulate
 
 WIDTH = 64

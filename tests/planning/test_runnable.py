@@ -6,16 +6,17 @@ import pytest
 from torch import nn
 
 from placeto.formats.exports.layer_tools import megatron
-from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import make_plan
-from placeto.planning.runnable import Tool, as_run, may_run
+from placeto.heuristics.plans import can_run, make_plan
+from placeto.planning.runnable import as_run
 from placeto.planning.steps import PIPELINES, Kind
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Tool
+from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.evaluator import Evaluator
 from tests.formats.torch_toys import WIDTH, captured, chain
 
@@ -42,7 +43,7 @@ def test_tools_have_stages_on_devices_in_their_own_ways(
     devices: tuple[tuple[int, ...], ...], tools: tuple[Tool, ...]
 ) -> None:
     plan = make_plan(PROBLEM, devices, tuple(range(1, len(devices))))
-    assert tuple(tool for tool in TOOLS if may_run(tool, plan)) == tools
+    assert tuple(tool for tool in TOOLS if can_run(PROBLEM, tool, [], plan)) == tools
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -52,10 +53,10 @@ def test_exports_take_the_plans(tool: Tool) -> None:
     assert {step.kind for step in pipelines} == set(PIPELINES)
     assert Kind.FREE not in {step.kind for step in made.steps}
     for step in pipelines:
-        torch_stages(step.placed)
+        order_chunks(step.placed)
         if tool == "torchtitan":
             exported = torchtitan(step.placed)
-            assert (exported.layers.moved, exported.step.makespan_us) == (0.0, step.step_us)
+            assert (exported.layers.moved, exported.pipeline.step.makespan_us) == (0.0, step.step_us)
         if tool == "megatron":
             assert megatron(layers := whole_layers(step.schedule, tool))
             assert (layers.moved, step.order) == (0.0, "1f1b")
@@ -73,7 +74,7 @@ def test_a_plan_that_divides_a_block_is_planned_anew() -> None:
     found, run = made
     assert found.plan is not None
     assert found.plan.borders == (4,)
-    assert run.makespan_us == torchtitan(found.schedule()).step.makespan_us
+    assert run.makespan_us == torchtitan(found.schedule()).pipeline.step.makespan_us
     assert whole_layers(found.schedule(), "torchtitan").moved == 0.0
 
 
@@ -82,7 +83,8 @@ def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_s
     (step,) = (step for step in made.steps if step.shape == "2 stages x 2")
     resident, placement = step.result.problem.resident_bytes, step.result.placement
     kept = [int(resident[placement == device].sum()) for device in range(4)]
-    for replicas in zip(*torch_stages(step.placed).devices, strict=True):
+    assert step.placed.plan is not None
+    for replicas in step.placed.plan.devices:
         assert len({kept[device] for device in replicas}) == 1
     assert sum(kept) == 2 * int(PROBLEM.resident_bytes.sum())
 
@@ -93,7 +95,7 @@ def test_no_plan_for_torchtitan_has_a_stage_of_the_loss_alone() -> None:
     pipelines = [step for step in made.steps if step.kind in PIPELINES]
     assert pipelines
     for step in pipelines:
-        assert torchtitan(step.placed).layers.devices == torch_stages(step.placed).devices
+        assert torchtitan(step.placed).layers.plan == step.placed.plan
 
 
 @pytest.mark.parametrize("tool", ["torchtitan", "megatron"])

@@ -33,28 +33,17 @@ def megatron(made: WholeLayers, batch: int | None = None) -> str:
         batch: samples of a step; if not given, a micro-batch has one.
 
     Raises:
-        ExportError: the stages don't go over the devices in turns, or Megatron-LM can't run them with that number of
-            micro-batches.
+        ExportError: Megatron-LM can't run the plan.
     """
-    name, size, replicas = _name(made), len(made.ranks[0]), len(made.devices)
-    if not in_turns(made.devices):
-        raise ExportError(
-            f"{name}: its stages don't go over the devices in the same order again and again, as those of Megatron-LM "
-            "do: plan with --runnable-by megatron"
-        )
-    each = made.micro_batches // replicas
-    if len(made.counts) > size and each % size:
-        raise ExportError(
-            f"{name}: with several stages a device Megatron-LM needs a number of micro-batches that the {size} devices "
-            f"of a pipeline divide, not {each}: choose another number of --micro-batches"
-        )
+    if why := made.plan.refusal(made.schedule.problem, "megatron"):
+        raise ExportError(f"{_name(made)}: {why}")
+    size, samples = len(made.ranks[0]), 1 if batch is None else batch // made.plan.num_micro_batches
     layers = [f"t*{count}" if count > 1 else "t" * count for count in made.counts]
-    samples = 1 if batch is None else batch // made.micro_batches
     words = [f"--pipeline-model-parallel-size {size}"]
     if size > 1:
         words.append(f"--pipeline-model-parallel-layout '{'|'.join(['E' + layers[0], *layers[1:]])}L'")
     words += [f"--num-layers {len(made.modules)}", f"--micro-batch-size {samples}"]
-    words.append(f"--global-batch-size {samples * made.micro_batches}")
+    words.append(f"--global-batch-size {samples * made.plan.num_micro_batches}")
     ranks = ranks_by_stage(made)
     return _script(made, ranks, f'torchrun --nproc-per-node {len(ranks)} pretrain_gpt.py "${{PLACED[@]}}"', [], words)
 
@@ -68,9 +57,9 @@ def vllm(made: WholeLayers, batch: int | None = None) -> str:
     _contiguous(made, "vLLM")
     _each_has_layers(made, "vLLM")
     words = [f"--pipeline-parallel-size {len(made.counts)}"]
-    if len(made.devices) > 1:
-        words.append(f"--data-parallel-size {len(made.devices)}")
-    ranks = tuple(device for row in made.devices for device in row)
+    if len(made.plan.replicas) > 1:
+        words.append(f"--data-parallel-size {len(made.plan.replicas)}")
+    ranks = tuple(device for row in made.plan.replicas for device in row)
     partition = f"export VLLM_PP_LAYER_PARTITION={','.join(map(str, made.counts))}"
     return _script(made, ranks, 'vllm serve MODEL "${PLACED[@]}"', [partition], words)
 
@@ -84,7 +73,7 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     """
     _contiguous(made, "llama.cpp")
     _alone(made, "llama.cpp")
-    (devices,), cluster = made.devices, made.schedule.problem.cluster
+    (devices,), cluster = made.plan.replicas, made.schedule.problem.cluster
     slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output counts as one more layer
     on_cpu = [cluster.devices[device].kind.lower().startswith(CPU) for device in devices]
     for stage, own in enumerate(on_cpu):
@@ -118,7 +107,7 @@ def exo(made: WholeLayers, batch: int | None = None) -> str:
     ]
     nodes = [
         {"node": names[device], "PipelineShardMetadata": shard}
-        for device, shard in zip(made.devices[0], shards, strict=True)
+        for device, shard in zip(made.plan.replicas[0], shards, strict=True)
     ]
     return json.dumps({"sharding": "Pipeline", "shards": nodes}, indent=1) + "\n"
 
@@ -126,18 +115,6 @@ def exo(made: WholeLayers, batch: int | None = None) -> str:
 LAYER_TOOLS = {"megatron": megatron, "vllm": vllm, "llama.cpp": llama_cpp, "exo": exo}
 """Name of a format -> function that writes it, from layers and the samples of a step, which may be None."""
 TITLES = {"megatron": "Megatron-LM", "vllm": "vLLM", "llama.cpp": "llama.cpp", "exo": "exo"}
-
-
-def in_turns(devices: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether, in each replica, the stages go over its devices in the same order again and again.
-
-    >>> in_turns(((0, 1, 0, 1), (2, 3, 2, 3))), in_turns(((0, 1, 1, 0),))
-    (True, False)
-    """
-    size = len(set(devices[0]))
-    return len(devices[0]) % size == 0 and all(
-        device == row[stage % size] for row in devices for stage, device in enumerate(row)
-    )
 
 
 def ranks_by_stage(made: WholeLayers) -> tuple[int, ...]:
@@ -175,15 +152,16 @@ def _name(made: WholeLayers) -> str:
 
 
 def _alone(made: WholeLayers, tool: str) -> None:
-    if len(made.devices) > 1:
+    if len(made.plan.replicas) > 1:
         raise ExportError(
-            f"{_name(made)}: the placement has {len(made.devices)} replicas, {tool} runs one copy of a model: {ALONE}"
+            f"{_name(made)}: the placement has {len(made.plan.replicas)} replicas, {tool} runs one copy of a model: "
+            f"{ALONE}"
         )
 
 
 def _contiguous(made: WholeLayers, tool: str) -> None:
     names = made.schedule.problem.cluster.device_names
-    for row in made.devices:
+    for row in made.plan.replicas:
         for device in row:
             own = [stage for stage, other in enumerate(row) if other == device]
             if len(own) > 1:
@@ -209,5 +187,5 @@ def _each_has_layers(made: WholeLayers, tool: str) -> None:
 
 
 def _no_layers(made: WholeLayers, stage: int, tool: str) -> str:
-    device = made.schedule.problem.cluster.device_names[made.devices[0][stage]]
+    device = made.schedule.problem.cluster.device_names[made.plan.replicas[0][stage]]
     return f"{_name(made)}: {device} has no layer, which {tool} can't do: place on fewer devices"

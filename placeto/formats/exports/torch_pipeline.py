@@ -14,9 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.exports.torch_orders import TorchOrder, torch_order
-from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+import numpy as np
+
 from placeto.problem.files import write_text
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.module_paths import around
+from placeto.simulator.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.schedule import Schedule
 
@@ -25,30 +28,73 @@ FORMAT = "placeto.torch-pipeline/1"
 
 @dataclass(frozen=True, eq=False)
 class TorchPipeline:
-    """A placement as torch runs it."""
+    """A plan as torch runs it. Each replica is a process group, whose ranks are its devices in the cluster's order."""
 
-    stages: TorchStages
-    order: TorchOrder
+    order: ChunkOrder
+    splits: tuple[tuple[str, str], ...]  # (S-1,) the module at whose beginning or end each stage but the first begins
+    modules: tuple[tuple[str, ...], ...]  # (S,) the outermost modules that run in each stage alone
+
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """(R, P) the devices of each replica, in the cluster's order."""
+        return tuple(tuple(sorted(set(row))) for row in self.order.plan.replicas)
 
     @property
     def num_ranks(self) -> int:
         """The number of devices that have a stage. They are torch's ranks, in the order of the cluster."""
-        return sum(map(len, self.stages.ranks))
+        return sum(map(len, self.ranks))
 
     @cached_property
     def step(self) -> Schedule:
         """The schedule of the step as torch runs it, which is of another graph: see `pipeline_step`."""
-        return pipeline_step(self.order.schedule, self.stages.stage, self.stages.devices, self.order.kinds).schedule()
+        return pipeline_step(self.order).schedule()
+
+    def micro_batches(self, replica: int) -> tuple[int, ...]:
+        """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
+
+        torch (2.13) keeps the losses in a list, in the order in which they are computed, and takes the loss of
+        micro-batch i from place i.
+        """
+        plan, last = self.order.plan, len(self.order.plan.devices) - 1
+        chunks, own = plan.chunks[plan.replicas[replica][last]], plan.micro_batches[0][replica]
+        return tuple(of for stage, kind, of in chunks if (stage, kind) == (last, "F") and of in own)
+
+    def rows(self, replica: int) -> list[list[str]]:
+        """(P, ...) the cells of a replica's CSV file: a row a rank; micro-batches by their place in `micro_batches`."""
+        number = {micro_batch: place for place, micro_batch in enumerate(self.micro_batches(replica))}
+        return [
+            [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.order.plan.chunks[device]]
+            for device in self.ranks[replica]
+        ]
 
 
-def torch_pipeline(schedule: Schedule) -> TorchPipeline:
+def torch_pipeline(schedule: Schedule, alike: bool = False) -> TorchPipeline:
     """Return the pipeline of a placed training step in micro-batches.
 
+    Args:
+        schedule: the schedule of a plan's placement.
+        alike: whether all replicas run their chunks in the order of the first replica.
+
     Raises:
-        ExportError: torch can't run the placement; the message says where, why and what to do.
+        PlanError: torch can't run the placement; the message says where, why and what to do.
     """
-    stages = torch_stages(schedule)
-    return TorchPipeline(stages, torch_order(schedule, stages))
+    order = order_chunks(schedule, alike)
+    borders = order.plan.layers(schedule.problem).borders
+    cuts = [borders.border[first - 1] for first in order.plan.borders]
+    modules = _named(schedule.problem.graph, borders.program, order.stage)
+    return TorchPipeline(order, tuple((cut.module, cut.side) for cut in cuts), modules)
+
+
+def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
+    """(S,) for each stage, the outermost modules that compute in this stage alone."""
+    stages: dict[str, set[int]] = {}
+    for op in program.tolist():
+        for module in around(graph.modules[op]):
+            stages.setdefault(module, set()).add(int(stage[op]))
+    alone = {module: min(numbers) for module, numbers in stages.items() if len(numbers) == 1}
+    outermost = {module: number for module, number in alone.items() if module.rpartition(".")[0] not in alone}
+    last = int(stage[program].max())
+    return tuple(tuple(m for m, number in outermost.items() if number == s) for s in range(last + 1))
 
 
 def save_torch_pipeline(
@@ -72,32 +118,32 @@ def save_torch_pipeline(
     """
     folder.mkdir(exist_ok=True)
     (folder / "plan.json").unlink(missing_ok=True)  # written last: a folder without it isn't complete
-    stages, names = made.stages, made.order.schedule.problem.cluster.device_names
-    used = sorted(device for ranks in stages.ranks for device in ranks)
+    plan, names = made.order.plan, made.order.schedule.problem.cluster.device_names
+    used = sorted(plan.used)
     replicas = []
-    for number, (ranks, devices) in enumerate(zip(stages.ranks, stages.devices, strict=True)):
+    for number, (ranks, devices) in enumerate(zip(made.ranks, plan.replicas, strict=True)):
         name = f"schedule-{number}.csv"
-        write_text("".join(f"{','.join(row)}\n" for row in made.order.rows(stages, number)), folder / name)
+        write_text("".join(f"{','.join(row)}\n" for row in made.rows(number)), folder / name)
         replicas.append(
             {
                 "schedule": name,
                 "ranks": [used.index(device) for device in ranks],
                 "stages": [used.index(device) for device in devices],
-                "micro_batches": list(made.order.micro_batches(stages, number)),
+                "micro_batches": list(made.micro_batches(number)),
             }
         )
-    plan = {
+    document = {
         "format": FORMAT,
         "graph": made.order.schedule.problem.graph.name,
         "factory": factory,
         "settings": dict(settings or {}),
         "loss": loss,
-        "micro_batches": sum(map(len, stages.micro_batches)),
-        "split_points": [list(split) for split in stages.splits],
-        "module_fqns_per_model_part": [list(modules) for modules in stages.modules],
+        "micro_batches": plan.num_micro_batches,
+        "split_points": [list(split) for split in made.splits],
+        "module_fqns_per_model_part": [list(modules) for modules in made.modules],
         "devices": [names[device] for device in used],
         "replicas": replicas,
     }
     if not (folder / "run.py").exists():
         write_text(Path(__file__).with_name("torch_run.py").read_text(), folder / "run.py")
-    write_text(json.dumps(plan, indent=1) + "\n", folder / "plan.json")
+    write_text(json.dumps(document, indent=1) + "\n", folder / "plan.json")

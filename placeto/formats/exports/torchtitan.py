@@ -11,17 +11,13 @@ Legend: S stages, R replicas, P pipeline ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage, visible
-from placeto.formats.exports.torch_orders import TorchOrder, torch_order
-from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.layer_tools import ranks_by_stage, visible
+from placeto.formats.exports.torch_pipeline import TorchPipeline, torch_pipeline
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.files import write_text
-from placeto.simulator.pipeline_step import pipeline_step
-from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
 _PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
@@ -59,22 +55,15 @@ class TorchTitan:
     """A placement as torchtitan runs it."""
 
     layers: WholeLayers
-    stages: TorchStages
-    order: TorchOrder
+    pipeline: TorchPipeline
     modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage
     renamed: bool  # whether `modules` has torchtitan's names, not the model's own
-    back: bool  # whether stages go back over the ranks in the opposite order
     rows: tuple[tuple[str, ...], ...]  # (P, ...) cells of the CSV, such as 0F2: stage, kind, micro-batch of a replica
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """(P * R,) the device of each rank."""
         return ranks_by_stage(self.layers)
-
-    @cached_property
-    def step(self) -> PlacementResult:
-        """The step as torchtitan runs it, with all parameters of a stage on each replica: see `pipeline_step`."""
-        return pipeline_step(self.order.schedule, self.stages.stage, self.stages.devices, self.order.kinds)
 
 
 def torchtitan(schedule: Schedule) -> TorchTitan:
@@ -87,18 +76,12 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
     if len(layers.stages) == 1:
         raise ExportError(
             f"{name}: the placement has one stage, which torchtitan runs without a plan: set its "
-            f"data_parallel_replicate_degree to {len(layers.devices)}"
+            f"data_parallel_replicate_degree to {len(layers.plan.replicas)}"
         )
-    stages = torch_stages(layers.schedule)
-    back = goes_back(layers.devices)
-    if not back and not in_turns(layers.devices):
-        raise ExportError(
-            f"{name}: its stages don't go over the devices in the same order again and again, or once back, as those "
-            "of torchtitan do: plan with --runnable-by torchtitan"
-        )
-    order = torch_order(layers.schedule, stages, alike=True)
-    written = order.rows(stages, 0)
-    devices = stages.ranks[0]
+    if why := layers.plan.refusal(layers.schedule.problem, "torchtitan"):
+        raise ExportError(f"{name}: {why}")
+    pipeline = torch_pipeline(layers.schedule, alike=True)
+    written, devices = pipeline.rows(0), pipeline.ranks[0]
     rows = [written[devices.index(device)] for device in layers.ranks[0]]
     own = "." in layers.modules[0] and layers.modules[0].count(".") == 1
     own &= all("." not in module for module in (*layers.before, *layers.behind))
@@ -107,7 +90,7 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
     names = layers.modules if own else tuple(f"layers.{number}" for number in range(len(layers.modules)))
     parts = [list(names[first:end]) for first, end in layers.stages]
     parts[0][:0], parts[-1] = before, [*parts[-1], *behind]
-    return TorchTitan(layers, stages, order, tuple(map(tuple, parts)), not own, back, tuple(tuple(row) for row in rows))
+    return TorchTitan(layers, pipeline, tuple(map(tuple, parts)), not own, tuple(tuple(row) for row in rows))
 
 
 def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) -> None:
@@ -122,8 +105,8 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
         OSError: a file can't be written.
     """
     folder.mkdir(exist_ok=True)
-    layers, replicas = made.layers, len(made.layers.devices)
-    cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // layers.micro_batches
+    layers, plan = made.layers, made.layers.plan
+    cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // plan.num_micro_batches
     (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     write_text("".join(f"{','.join(row)}\n" for row in made.rows), folder / "schedule.csv")
     text = _PROGRAM.format(
@@ -131,20 +114,11 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
         ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),
         visible=f" Start it with CUDA_VISIBLE_DEVICES={own}." if (own := visible(cluster, made.ranks)) else "",
         size=len(layers.ranks[0]),
-        replicas=replicas,
-        schedule="ZBVZeroBubble" if made.back else "PipelineScheduleMulti",
+        replicas=len(plan.replicas),
+        schedule="ZBVZeroBubble" if plan.goes_back else "PipelineScheduleMulti",
         samples=samples,
         modules="".join(f"        {list(part)},\n".replace("'", '"') for part in made.modules),
-        local=samples * layers.micro_batches // replicas,
-        samples_of_step=samples * layers.micro_batches,
+        local=samples * plan.num_micro_batches // len(plan.replicas),
+        samples_of_step=samples * plan.num_micro_batches,
     )
     write_text(text, folder / "parallelism.py")
-
-
-def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether stages go over the devices of each replica and back, with two stages where they turn.
-
-    >>> [goes_back((row,)) for row in ((0, 1, 1, 0), (0, 1, 0), (0, 1, 0, 1), (0,))]
-    [True, False, False, False]
-    """
-    return all(row == row[::-1] and len(row) == 2 * len(set(row)) for row in devices)

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.formats.exports.torch_orders import torch_order
-from placeto.formats.exports.torch_stages import torch_stages
-from placeto.formats.exports.units import ExportError
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.step.plan import PlanError
 from placeto.problem.units import format_us
+from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 
 if TYPE_CHECKING:
@@ -90,25 +89,25 @@ def step_grid(schedule: Schedule) -> Grid:
     if not {GATHER, SCATTER, RELAY}.isdisjoint(schedule.problem.graph.op_types):
         return _by_pass(schedule, "Each device is a replica of the whole model.")
     try:
-        stages = torch_stages(schedule)
-    except ExportError as error:
+        order = order_chunks(schedule)
+    except PlanError as error:
         why = f"The placement is no pipeline that torch.distributed.pipelining runs: {str(error).rstrip('.')}."
         return _by_pass(schedule, why)
-    order = torch_order(schedule, stages)
-    number = {each: place for own in stages.micro_batches for place, each in enumerate(own)}
+    taken = order.plan.micro_batches[0]
+    number = {each: place for own in taken for place, each in enumerate(own)}
     keys = [
         (f"{stage}{kind}{number[each]}", kind, number[each]) if kind else ("", _OTHER, NO_MICRO_BATCH)
-        for stage, kind, each in zip(stages.stage.tolist(), order.kinds, of.tolist(), strict=True)
+        for stage, kind, each in zip(order.stage.tolist(), order.kinds, of.tolist(), strict=True)
     ]
     text = "A cell is a chunk in torch's notation: 1F2 is the forward pass of stage 1 for micro-batch 2."
-    if len(stages.micro_batches) > 1:
+    if len(taken) > 1:
         text += " Each replica counts its own micro-batches."
     whole = format_us(order.schedule.makespan_us)
     text += (
         f" In whole chunks, as torch runs them and as drawn here, the step takes {whole}; op by op, as in the chart "
     )
     text += f"below, it takes {format_us(schedule.makespan_us)}."
-    if len(stages.micro_batches) > 1:
+    if len(taken) > 1:
         text += " Sums of gradients are drawn as Placeto's runtime has them: torch's replicas sum after their chunks."
     return _grid(order.schedule, keys, text, whole=True)
 

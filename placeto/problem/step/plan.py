@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -32,6 +33,18 @@ CHUNKS = "F", "I", "W", "B"
 SHARDED = range(4)
 """Stages of ZeRO (Rajbhandari et al., SC 2020, arXiv 1910.02054): 0 shards nothing, 1 the optimizer's state, 2 also
 gradients, 3 also weights."""
+
+
+NO_PLAN = "the placement has no plan: it is a free placement of ops, or its file is older: place with --placer"
+"""Why a free placement can't be run as a pipeline; the name of a placer follows."""
+NO_BLOCKS = (
+    "it has no list of layers in which half of its forward pass is spent: only models of repeated layers, such as "
+    "layers.0, layers.1, ..., can be divided by numbers of layers"
+)
+"""Why a tool that divides a model by numbers of layers can't run it."""
+TOOLS = {"torch": "torch", "torchtitan": "torchtitan", "megatron": "Megatron-LM"}
+"""Names of the tools that train pipelines."""
+Tool = Literal["torch", "torchtitan", "megatron"]
 
 
 class PlanError(ValueError):
@@ -114,6 +127,22 @@ class Plan:
         turns = tuple(tuple(range(replica, count, replicas)) for replica in range(replicas))
         return count % replicas == 0 and all(taken == turns for taken in self.micro_batches)
 
+    @cached_property
+    def replicas(self) -> Stages:
+        """(R, P) the devices of each replica, by stage; only even plans have replicas of all stages."""
+        return tuple(zip(*self.devices, strict=True))
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether in each replica the stages go over its devices in the same order again and again."""
+        size = len(set(self.replicas[0]))
+        return len(self.devices) % size == 0 and all(row == row[:size] * (len(row) // size) for row in self.replicas)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether in each replica the stages go over its devices and back, with two stages where they turn."""
+        return all(row == row[::-1] and len(row) == 2 * len(set(row)) for row in self.replicas)
+
     def moved(self, border: int, step: int) -> Plan | None:
         """The plan with a border moved by `step` layers; None if a stage would then have no layer."""
         borders = list(self.borders)
@@ -147,6 +176,14 @@ class Plan:
             chunks=self.chunks if tuple(borders) == self.borders else (),
         )
 
+    def in_blocks(self, problem: PlacementProblem) -> Plan:
+        """The plan whose stages begin with blocks and that is most like this one; a stage without blocks is left out.
+
+        A model without blocks has this plan itself.
+        """
+        blocks = self.layers(problem).blocks
+        return self.recut(blocks.rounded(self.borders)) if blocks.modules else self
+
     def layers(self, problem: PlacementProblem) -> Layers:
         """The layers of the step that the plan cuts.
 
@@ -162,13 +199,32 @@ class Plan:
             )
         return found
 
-    def refusal(self, problem: PlacementProblem) -> str:
-        """Return the reason why a tool that trains pipelines can't run the plan, as torch does; "" if it can."""
+    def refusal(self, problem: PlacementProblem, tool: Tool = "torch") -> str:
+        """Return the reason why a tool that trains pipelines can't run the plan; "" if it can.
+
+        torchtitan and Megatron-LM run whole blocks, so the stages of their plans begin with blocks: see `in_blocks`.
+        """
+        name, by = TOOLS[tool], f"plan with --runnable-by {tool}"
         if not self.even:
             return (
-                "its replicas differ in number or in their micro-batches, and torch needs equally many of each stage: "
-                "plan with --runnable-by torch"
+                f"its replicas differ in number or in their micro-batches, and {name} needs equally many of each "
+                f"stage: {by}"
             )
+        if tool != "torch" and not self.layers(problem).blocks.modules:
+            return NO_BLOCKS
+        again = "in the same order again and again"
+        if tool == "megatron":
+            size, each = len(set(self.replicas[0])), self.num_micro_batches // len(self.replicas)
+            if not self.in_turns:
+                return f"its stages don't go over the devices {again}, as those of {name} do: {by}"
+            if len(self.devices) > size and each % size:
+                return (
+                    f"with several stages a device {name} needs a number of micro-batches that the {size} devices of a "
+                    f"pipeline divide, not {each}: choose another number of --micro-batches"
+                )
+            return ""
+        if tool == "torchtitan" and not (self.in_turns or self.goes_back):
+            return f"its stages don't go over the devices {again}, or once back, as those of {name} do: {by}"
         return self.layers(problem).borders.refusal(self.borders)
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:

@@ -7,7 +7,10 @@ in place of I and W, since no stage waits for its gradients. A stage without tra
 without ops, since torch needs a backward chunk of each stage. The orders of all devices are parts of one order of all
 chunks, in which each chunk comes after those that it needs, so that no device waits for ever.
 
-Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D devices.
+The stages are those of `torch.distributed.pipelining` (torch 2.13), which cuts a model before or after a call of a
+module: `placeto.problem.step.borders` says where that is possible.
+
+Legend: N ops, S stages, R replicas, M micro-batches, D devices.
 """
 
 from __future__ import annotations
@@ -19,58 +22,42 @@ from dataclasses import dataclass, replace
 import networkx as nx
 import numpy as np
 
-from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.formats.exports.units import ExportError
-from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
-from placeto.problem.step.plan import Chunk
-from placeto.simulator.pipeline_step import pipeline_step
-from placeto.simulator.result import PlacementResult, as_listed
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.borders import never_cut
+from placeto.problem.step.forward_pass import before_loss
+from placeto.problem.step.plan import NO_PLAN, Chunk, Plan, PlanError
 from placeto.simulator.schedule import Schedule, simulate
-
-_TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
 
 
 @dataclass(frozen=True, eq=False)
-class TorchOrder:
-    """The chunks that each device runs, in order."""
+class ChunkOrder:
+    """A plan in whole chunks."""
 
-    chunks: tuple[tuple[Chunk, ...], ...]  # (D,) those of each device, in its order
+    plan: Plan  # with the chunks that each device runs, in order
+    stage: np.ndarray  # (N,) int64, stage of each op; -1 for parameters, sums of gradients and the optimizer
     kinds: tuple[str, ...]  # (N,) the kind of each op's chunk: F, I, W or B; "" for an op in no chunk
-    schedule: Schedule  # of the placement, with ops in the order of the chunks; its plan has these chunks
-
-    def micro_batches(self, stages: TorchStages, replica: int) -> tuple[int, ...]:
-        """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
-
-        torch (2.13) keeps the losses in a list, in the order in which they are computed, and takes the loss of
-        micro-batch i from place i.
-        """
-        own, last = set(stages.micro_batches[replica]), len(stages.devices[replica]) - 1
-        chunks = self.chunks[stages.devices[replica][last]]
-        return tuple(of for stage, kind, of in chunks if (stage, kind) == (last, "F") and of in own)
-
-    def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
-        """(P, ...) the cells of a replica's CSV file: a row a rank; micro-batches by their place in `micro_batches`."""
-        number = {micro_batch: place for place, micro_batch in enumerate(self.micro_batches(stages, replica))}
-        return [
-            [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.chunks[device]]
-            for device in stages.ranks[replica]
-        ]
+    schedule: Schedule  # of the plan, with ops in the order of the chunks
 
 
-def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) -> TorchOrder:
-    """Find the order of a plan's chunks, unless the plan has one, and simulate the placement in this order.
+def order_chunks(schedule: Schedule, alike: bool = False) -> ChunkOrder:
+    """Find the order of a plan's chunks, unless the plan has one, and simulate the plan in this order.
 
     Args:
-        schedule: the schedule of the placement.
-        stages: as `torch_stages` finds them in it.
+        schedule: the schedule of a plan's placement.
         alike: whether all replicas run their chunks in the order of the first replica.
 
     Raises:
-        ExportError: the order of the plan lacks a chunk, or has one that the step doesn't have.
+        PlanError: torch can't run the plan, or there is none; or the order of the plan lacks a chunk, or has one that
+            the step doesn't have.
     """
-    problem, of, stage, plan = schedule.problem, schedule.problem.graph.micro_batches, stages.stage, stages.plan
+    problem, plan, graph = schedule.problem, schedule.plan, schedule.problem.graph
+    if plan is None:
+        raise PlanError(f"{graph.name}: {never_cut(graph) or f'{NO_PLAN} torch-pipeline'}")
+    if why := plan.refusal(problem):
+        raise PlanError(f"{graph.name}: {why}")
+    of, stage = graph.micro_batches, _stages(problem, plan)
     placement, own = schedule.placement.copy(), stage >= 0
     placement[own] = plan.device[stage[own], of[own]]  # also of ops without time beside a cut
     ops = schedule.order[schedule.order < problem.num_ops]
@@ -86,47 +73,35 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     if plan.chunks and (wrong := set(itertools.chain(*plan.chunks)) ^ set(members)):
         chunk = min(wrong)
         what = "has no chunk" if chunk in members else "has a chunk that the step doesn't have,"
-        raise ExportError(
-            f"{problem.graph.name}: the order of the plan {what} {'{}{}{}'.format(*chunk)}: plan this step anew"
-        )
+        raise PlanError(f"{graph.name}: the order of the plan {what} {'{}{}{}'.format(*chunk)}: plan this step anew")
     lists: list[list[Chunk]] = [list(chunks) for chunks in plan.chunks] or [[] for _ in range(problem.num_devices)]
-    for chunk in () if plan.chunks else _ordered(base, members, sent, stages):
+    for chunk in () if plan.chunks else _ordered(base, members, sent, stage, plan):
         lists[plan.device_of(chunk[0], chunk[2])].append(chunk)
     if alike:
-        lists = _alike(lists, stages)
-    chunks = tuple(map(tuple, lists))
-    ran = replace(_simulated(base, lists, members, sent), plan=replace(plan, chunks=chunks))
-    return TorchOrder(chunks, tuple(kind), ran)
+        lists = _alike(lists, plan)
+    ordered = replace(plan, chunks=tuple(map(tuple, lists)))
+    ran = replace(_simulated(base, lists, members, sent), plan=ordered)
+    return ChunkOrder(ordered, stage, tuple(kind), ran)
 
 
-def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
-    """Return a placement with its best order of whole chunks, and the same placement as torch runs it.
-
-    The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
-    order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
-
-    Raises:
-        ExportError: torch can't run the placement.
-    """
-    own, problem = result.schedule(), result.problem
-    stages = torch_stages(own)
-    static = (simulate(problem.under(order), result.placement) for order in STATIC_ORDERS[:_TRIED])
-    chunks = [torch_order(schedule, stages) for schedule in (own, *static)]
-    best = min(chunks, key=lambda made: (not made.schedule.fits, made.schedule.makespan_us))
-    started = best.schedule.order[best.schedule.order < problem.num_ops]
-    order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
-    placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
-    plan = best.schedule.plan
-    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=plan)
-    return placed, pipeline_step(schedule, stages.stage, stages.devices, best.kinds)
+def _stages(problem: PlacementProblem, plan: Plan) -> np.ndarray:
+    """(N,) the stage of each op: in the forward pass by its place in the program, and elsewhere by its layer."""
+    graph, layers = problem.graph, plan.layers(problem)
+    places = [layers.borders.border[first - 1].place for first in plan.borders]
+    stage = np.where(graph.micro_batches == NO_MICRO_BATCH, -1, layers.stage(plan.borders))
+    forward = before_loss(graph)
+    for micro_batch in range(plan.num_micro_batches):
+        program = np.flatnonzero(forward & (graph.micro_batches == micro_batch))
+        stage[program] = np.searchsorted(places, np.arange(len(program)), side="right")
+    return stage
 
 
-def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:
+def _alike(lists: list[list[Chunk]], plan: Plan) -> list[list[Chunk]]:
     """Return the chunks of each device, with those of every replica in the order of the first replica."""
-    first, number = stages.devices[0], {of: place for place, of in enumerate(stages.micro_batches[0])}
+    taken = plan.micro_batches[0]
+    first, number = plan.replicas[0], {of: place for place, of in enumerate(taken[0])}
     found = list(lists)
-    for devices, own in zip(stages.devices, stages.micro_batches, strict=True):
+    for devices, own in zip(plan.replicas, taken, strict=True):
         for device, like in dict(zip(devices, first, strict=True)).items():
             found[device] = [(stage, kind, own[number[of]]) for stage, kind, of in lists[like]]
     return found
@@ -161,14 +136,16 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     return kind, np.array(sent)
 
 
-def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray, stages: TorchStages) -> list[Chunk]:
+def _ordered(
+    schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray, of_op: np.ndarray, plan: Plan
+) -> list[Chunk]:
     """Return all chunks, each after those that it needs; of several that can be next, the earliest in the schedule.
 
     Neighbouring stages on the same devices, as where a plan turns back, count as one stage: their chunks are as early
     as those of the first of them, since nothing goes to another device between them.
     """
     start, finish = schedule.start_us, schedule.finish_us
-    devices = stages.plan.devices
+    devices = plan.devices
     first = [0]  # (S,) the first of the neighbouring stages
     for stage in range(1, len(devices)):
         first.append(first[-1] if devices[stage] == devices[stage - 1] else stage)
@@ -178,7 +155,7 @@ def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarr
     time = dict.fromkeys(members, 0.0)
     for stage, kind, micro_batch in members:
         ops = together[first[stage], kind.replace("B", "I"), micro_batch]
-        gone = [op for op in ops if sent[op] and stages.stage[op] == first[stage]]
+        gone = [op for op in ops if sent[op] and of_op[op] == first[stage]]
         if ops:
             time[stage, kind, micro_batch] = float(finish[gone].max() if gone else start[ops].min())
     graph = nx.DiGraph()
