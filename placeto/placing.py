@@ -131,7 +131,7 @@ def place(
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
         micro_batches: into how many parts to split the batch; see `capture_training`. "auto" takes the best of 1, 2,
             4, 8 and 16. A third of the budget (1,000 simulations if none is given) is spent on trying all of these.
-            With the rest, the step in the best number is placed again. See `placeto.micro_batching`.
+            With the rest, the step in the best number is placed again. See `placeto.planning.numbers`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it. If not given, it is
             "efficiency", or with `devices` the times that are measured on them.
         whole_modules: True keeps each block of the model (a module whose path ends in a number) on one device, as
@@ -206,9 +206,9 @@ def place(
         return place_problem(problem, place_by, simulations, seconds, seed, undivided)
 
     if micro_batches == "auto":
-        from placeto.micro_batching import place_in_best
+        from placeto.planning.numbers import in_numbers, place_in_best
 
-        chosen = place_in_best(problem_of, place_one, simulations, seconds)
+        chosen = place_in_best(in_numbers(problem_of)[0], place_one, simulations, seconds)
         count, result = chosen.count, chosen.result
     else:
         count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)

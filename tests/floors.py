@@ -34,13 +34,12 @@ FLOORS = {
     "policies": 6,
     "training": 7,
     "placers": 8,
-    "micro_batching": 8,
-    "placing": 9,
     "planning": 9,
-    "evaluation": 9,
-    "cli": 10,
-    "__init__": 11,
-    "__main__": 11,
+    "placing": 10,
+    "evaluation": 10,
+    "cli": 11,
+    "__init__": 12,
+    "__main__": 12,
 }
 """Directories and modules of the package: one imports from lower floors only, and those of a floor not each other."""
 

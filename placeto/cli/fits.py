@@ -11,7 +11,7 @@ from placeto.cli.common import OptionalInt, OptionalText, UsageError, find_clust
 from placeto.cli.graphs import Training, TrainingOptions, check_step
 from placeto.cli.model_config import MODEL_HELP, can_checkpoint, checkpoint, find_model, is_config
 from placeto.cli.plan import size_of
-from placeto.micro_batching import COUNTS
+from placeto.planning.numbers import COUNTS
 from placeto.progress import ProgressBar
 
 

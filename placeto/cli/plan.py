@@ -24,7 +24,7 @@ from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Training, TrainingOptions, check_step
 from placeto.cli.model_config import MODEL_HELP, find_model
 from placeto.cli.report import check_page, recomputes
-from placeto.micro_batching import COUNTS
+from placeto.planning.numbers import COUNTS
 from placeto.progress import ProgressBar
 
 if TYPE_CHECKING:

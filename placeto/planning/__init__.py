@@ -4,7 +4,8 @@ Input: a training step in several numbers of micro-batches, and a cluster. Outpu
 first, or what is needed to make it fit into the memory of one device.
 """
 
+from placeto.planning.numbers import PlanningError
 from placeto.planning.steps import PlannedStep, Plans
-from placeto.planning.ways import PlanningError, plan, plans_of, with_headroom
+from placeto.planning.ways import plan, plans_of, with_headroom
 
 __all__ = ["PlannedStep", "PlanningError", "Plans", "plan", "plans_of", "with_headroom"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.micro_batching import COUNTS
+from placeto.planning.numbers import COUNTS
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes

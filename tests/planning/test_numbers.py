@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import placeto
 from placeto.cli.command import COMMANDS
 from placeto.cli.graphs import CHOOSING
-from placeto.micro_batching import COUNTS, MicroBatchingError, place_in_best
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
+from placeto.planning.numbers import COUNTS, MicroBatchingError, place_in_best
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from tests.captures import meta
@@ -124,7 +124,7 @@ def test_numbers_that_the_placer_refuses_are_left_out() -> None:
             raise MicroBatchingError("not two")
         return load_placer("multilevel")(problem, simulations=simulations, seconds=seconds)
 
-    chosen = place_in_best(problems.__getitem__, place, simulations=200)
+    chosen = place_in_best(problems, place, simulations=200)
     assert chosen.left_out == {2: "not two"}
     assert chosen.result.simulations <= 200
     assert chosen.count == min(chosen.first, key=lambda count: chosen.first[count].makespan_us)

@@ -1,4 +1,4 @@
-"""Finds the best number of micro-batches: places the step in several numbers of them, then again in the best one.
+"""Numbers of micro-batches: the step in several of them, and a placement in the best one.
 
 With more micro-batches, more devices of a pipeline can work at the same time. With fewer, ops stay large. Which number
 is best depends on the model, the batch, the cluster and the placement. So the only way to know it is to place the step.
@@ -6,7 +6,7 @@ is best depends on the model, the batch, the cluster and the placement. So the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
@@ -18,6 +18,10 @@ COUNTS = (1, 2, 4, 8, 16)
 LEAST = 30
 """Simulations that a budget must have for each number that is tried. A third of them is spent on the comparison."""
 _FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
+
+
+class PlanningError(ValueError):
+    """A step for which there are no plans; the message says why, and what to do."""
 
 
 class MicroBatchingError(ValueError):
@@ -35,55 +39,74 @@ class Chosen:
     count: int
     result: PlacementResult
     first: dict[int, PlacementResult]  # of each number, with its share of a third of the budget
-    left_out: dict[int, str]  # by number: why the step could not be captured or placed in it
+    left_out: dict[int, str]  # by number: why the step could not be placed in it
+
+
+def in_numbers(
+    problem_of: Callable[[int], PlacementProblem], counts: Iterable[int] = COUNTS
+) -> tuple[dict[int, PlacementProblem], dict[int, str]]:
+    """Return a step in each number of micro-batches, and for numbers that it can't be split into, why.
+
+    Args:
+        problem_of: returns the step in a given number of micro-batches, on the cluster.
+        counts: the numbers.
+
+    Raises:
+        CaptureError: the step can't be captured in any of these numbers; it is the first refusal.
+        PlanningError: `counts` is empty.
+    """
+    from placeto.capture.errors import CaptureError  # torch takes seconds
+
+    problems, left_out, first = dict[int, PlacementProblem](), dict[int, str](), None
+    for count in dict.fromkeys(counts):
+        try:
+            problems[count] = problem_of(count)
+        except CaptureError as refused:
+            first, left_out[count] = first or refused, str(refused)
+    if not problems:
+        raise first or PlanningError("no number of micro-batches: give at least one, such as 8")
+    return problems, left_out
 
 
 def place_in_best(
-    problem_of: Callable[[int], PlacementProblem],
+    problems: Mapping[int, PlacementProblem],
     place: Place,
     simulations: int | None = None,
     seconds: float | None = None,
 ) -> Chosen:
-    """Place a step in each number of `COUNTS` with equal shares of a third of a budget, then in the best with the rest.
+    """Place a step in each number of micro-batches with equal shares of a third of a budget, then in the best one.
+
+    The best number gets the rest of the budget. If there is only one, it gets all of it.
 
     Args:
-        problem_of: returns the step in a given number of micro-batches, on the cluster.
+        problems: the step, by its number of micro-batches.
         place: places a problem. The time to compile and load its kernels is no part of its seconds.
         simulations: budget of all placements together, at least `LEAST` for each number. It is 1,000 if neither
             `simulations` nor `seconds` is given.
         seconds: budget of all placements together, in seconds.
 
     Raises:
-        CaptureError: the step can't be captured as a whole, in one part. A number above 1 is left out if the step
-            can't be captured in it, or if the placer refuses it.
-        ValueError: the placer refuses the step as a whole.
+        ValueError: the placer refuses the step in the first number. Others that it refuses are left out.
         MicroBatchingError: too few simulations to compare the numbers.
     """
-    from placeto.capture.errors import CaptureError  # torch takes seconds
-
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
-    problems, left_out = {}, {}
-    for count in COUNTS:
-        try:
-            problems[count] = problem_of(count)
-        except CaptureError as refused:
-            if count == 1:
-                raise
-            left_out[count] = str(refused)
+    if len(problems) == 1:
+        ((count, problem),) = problems.items()
+        return Chosen(count, result := place(problem, simulations, seconds), {count: result}, {})
     if simulations is not None and simulations < LEAST * len(problems):
         raise MicroBatchingError(
             f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
             f"give at least {LEAST * len(problems)}, or say how many micro-batches to use"
         )
     share, spent, took = _FIRST / len(problems), 0, 0.0
-    first: dict[int, PlacementResult] = {}
+    first, left_out = dict[int, PlacementResult](), dict[int, str]()
     for count, problem in problems.items():
         counted = None if simulations is None else int(simulations * share)
         try:
             found = place(problem, counted, None if seconds is None else seconds * share)
         except ValueError as refused:
-            if count == 1 or not type(refused).__module__.startswith("placeto."):
+            if not first or not type(refused).__module__.startswith("placeto."):
                 raise
             left_out[count] = str(refused)
             continue
