@@ -14,12 +14,13 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
@@ -236,22 +237,16 @@ class Plan:
         Raises:
             PlanError: the plan is for another step.
         """
-        graph = problem.graph
         stage = self.layers(problem).stage(self.borders)
-        placement = self.device[stage, np.maximum(graph.micro_batches, 0)]
-        load, homes = np.zeros(problem.num_devices), dict[tuple[int, int], int]()
-        free = (graph.micro_batches == NO_MICRO_BATCH) & (self.num_micro_batches > 1)  # if M is 1, all ops have none
-        for op in graph.topological_order[free[graph.topological_order]].tolist():
-            key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
-            sources = [source for source in graph.reads[op] if free[source]]
-            if key[1] == op and sources:
-                homes[key] = int(placement[sources[0]])
-            if key not in homes:
-                homes[key] = home = min(self.devices[stage[op]], key=lambda device: float(load[device]))
-                load[home] += graph.param_bytes[op] + 1
-            placement[op] = homes[key]
-        for op in np.flatnonzero(graph.colocation >= 0).tolist():
-            placement[op] = homes.setdefault((int(graph.colocation[op]), -1), placement[op])
+        placement = self.device[stage, np.maximum(problem.graph.micro_batches, 0)]
+        homes = _homes(problem.graph)
+        home, load = placement[homes.first], np.zeros(problem.num_devices)
+        for number in np.flatnonzero(homes.weight).tolist():
+            replicas = list(self.devices[stage[homes.first[number]]])
+            home[number] = device = replicas[int(load[replicas].argmin())]
+            load[device] += homes.weight[number]
+        with_home = homes.number >= 0
+        placement[with_home] = home[homes.number[with_home]]
         return placement
 
     def shape(self, cluster: Cluster) -> str:
@@ -271,6 +266,41 @@ class Plan:
         turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
         again = len(turns) > 1 and turns[1] == len(sizes) // len(turns)
         return f"{shape}, {'again' if again else 'and back'}{some}"
+
+
+class _Homes(NamedTuple):
+    """K sets of ops that share a device, such as a parameter with what is made of it and with its gradient."""
+
+    number: np.ndarray  # (N,) the set of each op; -1 for an op that is in none
+    first: np.ndarray  # (K,) the first op of each
+    weight: np.ndarray  # (K,) its bytes of parameters plus 1; 0 where a micro-batch says which device the set has
+
+
+@lru_cache(maxsize=16)
+def _homes(graph: ComputationGraph) -> _Homes:
+    """Return the sets of ops that a plan keeps together, those of no micro-batch in topological order first."""
+    number, first, weight = np.full(graph.num_ops, -1), list[int](), list[float]()
+    of_colour: dict[int, int] = {}
+
+    def begin(op: int, bytes_: float) -> int:
+        first.append(op)
+        weight.append(bytes_)
+        return len(first) - 1
+
+    free = (graph.micro_batches == NO_MICRO_BATCH) & (graph.num_micro_batches > 1)  # if M is 1, all ops have none
+    for op in graph.topological_order[free[graph.topological_order]].tolist():
+        colour, source = int(graph.colocation[op]), next((src for src in graph.reads[op] if free[src]), -1)
+        if colour >= 0:
+            if colour not in of_colour:
+                of_colour[colour] = begin(op, graph.param_bytes[op] + 1)
+            number[op] = of_colour[colour]
+        else:
+            number[op] = number[source] if source >= 0 else begin(op, graph.param_bytes[op] + 1)
+    for op in np.flatnonzero((graph.colocation >= 0) & (number < 0)).tolist():
+        if (colour := int(graph.colocation[op])) not in of_colour:
+            of_colour[colour] = begin(op, 0.0)
+        number[op] = of_colour[colour]
+    return _Homes(number, np.array(first, np.int64), np.array(weight))
 
 
 def check_plan_of(plan: Plan, problem: PlacementProblem, placement: np.ndarray) -> None:
