@@ -118,12 +118,12 @@ def test_every_placer_keeps_modules_whole() -> None:
 
 def test_stages_are_runs_of_modules_whose_longest_is_shortest() -> None:
     work = np.repeat(np.array([[3.0], [1.0], [1.0], [1.0], [4.0]]), 3, 1)
-    assert _balanced(work, 3) == [1, 4, 5]
-    assert _balanced(work, 1) == [5]
+    assert _balanced(work, 3, np.ones((6, 6), bool)) == [1, 4, 5]
+    assert _balanced(work, 1, np.ones((6, 6), bool)) == [5]
     random = np.random.default_rng(0)
     for _ in range(20):
         work, count = random.random((6, 3)), 3
-        ends = _balanced(work, count)
+        ends = _balanced(work, count, np.ones((7, 7), bool))
         cuts = [(a, b) for a in range(1, 5) for b in range(a + 1, 6)]
         longest = {(a, b): max(work[:a, 0].sum(), work[a:b, 1].sum(), work[b:, 2].sum()) for a, b in cuts}
         assert longest[ends[0], ends[1]] == pytest.approx(min(longest.values()))

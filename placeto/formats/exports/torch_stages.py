@@ -71,12 +71,18 @@ def torch_stages(schedule: Schedule) -> TorchStages:
         tuple(zip(*plan.devices, strict=True)),
         plan.micro_batches[0],
         tuple((cut.module, cut.side) for cut in cuts),
-        _named(graph, layers.borders.program, stage),
+        modules_of_stages(graph, layers.borders.program, stage),
     )
 
 
-def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
-    """(S,) for each stage, the outermost modules that compute in this stage alone."""
+def modules_of_stages(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
+    """Return the outermost modules that compute in each stage alone, (S,).
+
+    Args:
+        graph: captured.
+        program: (F,) ops of the forward pass.
+        stage: (N,) stage of each op.
+    """
     stages: dict[str, set[int]] = {}
     for op in program.tolist():
         for module in around(graph.modules[op]):

@@ -12,6 +12,7 @@ import numpy as np
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
 from placeto.problem.graph.module_paths import LOSS, inside
+from placeto.problem.step.borders import no_modules
 
 
 class ExportError(ValueError):
@@ -32,12 +33,7 @@ def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), others: Iterabl
     owners = [name.rpartition(".")[0] for name in (*tensor_names(graph), *others)]
     paths = [path for path in dict.fromkeys((*graph.modules, *owners)) if path and (path != LOSS or path in owners)]
     if not paths:
-        if any(kind in TENSORS for kind in graph.op_types):
-            why = "all its parameters and ops are the model's own, so it can't be divided by modules"
-            raise ExportError(
-                f"{graph.name} has no modules inside: {why}: run it on one device, or make modules of parts"
-            )
-        raise ExportError(f"{graph.name} has no modules: only graphs that were captured from a module have them")
+        raise ExportError(f"{graph.name}: {no_modules(graph)}")
     for path in whole:
         if not any(inside(other, path) for other in paths):
             raise ExportError(f"{graph.name} has no module {path!r}; there are {', '.join(paths[:8])}, ...")
