@@ -83,22 +83,20 @@ class Borders:
         Returns:
             (P+1, P+1) bool, at [a, b] whether the parts a to b - 1 may be a stage; and a clause, "" if all may be.
         """
-        places, runs, why = (
-            [self.border[layer - 1].place for layer in layers],
-            np.ones((len(layers) + 2,) * 2, bool),
-            "",
-        )
+        places = [self.border[layer - 1].place for layer in layers]
+        runs, why = np.ones((len(layers) + 2, len(layers) + 2), bool), ""
         for tensor in self.tensors if self.graph.mode == "training" else ():
-            if self.graph.op_types[self.program[tensor[0]]].rpartition(".")[2] not in _WHOLE_NUMBERS:
-                made, *read = np.searchsorted(places, tensor, "right").tolist()
-                for part, reader in zip(read, tensor[1:], strict=True):
-                    if made < part < read[-1]:
-                        runs[made + 1 : part + 1, part + 1 : read[-1] + 1] = False
-                        ends = " and ".join(map(self._name, (reader, tensor[-1])))
-                        why = why or (
-                            f"{self._name(tensor[0])} is read by {ends}; torch takes its gradient from one later stage "
-                            "only: pass it on through the modules between, or use fewer stages"
-                        )
+            made, *read = np.searchsorted(places, tensor, "right").tolist()
+            if self.graph.op_types[self.program[tensor[0]]].rpartition(".")[2] in _WHOLE_NUMBERS:
+                continue
+            for part, reader in zip(read, tensor[1:], strict=True):
+                if made < part < read[-1]:
+                    runs[made + 1 : part + 1, part + 1 : read[-1] + 1] = False
+                    ends = f"{self._name(reader)} and {self._name(tensor[-1])}"
+                    why = why or (
+                        f"{self._name(tensor[0])} is read by {ends}; torch takes its gradient from one later stage "
+                        "only: pass it on through the modules between, or use fewer stages"
+                    )
         return runs, why
 
     @cached_property
@@ -232,7 +230,7 @@ class _Facts:
             outputs = [op for op in program.tolist() if not graph.readers[op]]
         self.output = min(outputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
         self.input = max(self._inputs(program), key=lambda op: int(self.place[op]), default=_NOWHERE)
-        self.parameters = list(self._readers())
+        self.parameters = self._readers()
 
     def _inputs(self, program: np.ndarray) -> list[int]:
         """The ops that read inputs of the model, without the targets of a loss that the model computes at its end."""
