@@ -115,7 +115,7 @@ def whole_modules(graph: ComputationGraph, whole: Sequence[str] = ()) -> Computa
 
 
 def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[str, ...]]:
-    """Return the device of each unit (U+1,), the model itself last; the main device; and notes on what had to move."""
+    """Return the device of each unit (U,), the main device, and notes on what had to move."""
     root = len(units.names) - 1
     parts = [set(around(name)) for name in units.names]
     time = schedule.finish_us - schedule.start_us + 1e-9
@@ -133,7 +133,7 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
     with_root = units.joined == units.joined[root]
     used = set(device[:root].tolist())
     computing = {d for d in used if not schedule.problem.cluster.devices[d].kind.startswith(CPU)}
-    main = next(iter(computing or used)) if with_root[:root].any() or units.own else int(device[0])
+    main = min(computing or used) if with_root[:root].any() or units.own else int(device[0])
     kept = device.copy()
     device[with_root] = main
     divided = (votes[:root] > 0).sum(1) > 1
