@@ -159,7 +159,8 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
     write_text(json.dumps(made.described(names), indent=1) + "\n", arguments.output)
     say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
     for device, modules, us in zip(made.devices, made.modules, made.stage_us, strict=True):
-        say(f"{names[device]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
+        what = f"{modules[0]} to {modules[-1]}" if modules else "ops between modules"
+        say(f"{names[device]:<12} {format_us(float(us)):>10}, {what}")
     say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
     _notes([str(warning.message) for warning in caught])
 

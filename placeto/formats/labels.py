@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,25 +27,35 @@ def color_labels(schedule: Schedule) -> list[str]:
     time = schedule.finish_us - schedule.start_us
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
-    paths = [module.split(".") for module in graph.modules]
+    return _neighbours(opened(graph.modules, time, _MAX_COLORS, _NOTABLE, _LARGE))
+
+
+def opened(modules: Sequence[str], time: np.ndarray, most: int, notable: float = -1.0, large: float = 2.0) -> list[str]:
+    """Return the label of each op (N,), the beginning of its module's path; labels with much time are split further.
+
+    Args:
+        modules: (N,) path of each op's module.
+        time: (N,) us of each op.
+        most: number of labels; above it, none is split but those with at least the share `large` of the time.
+        notable: share of the time above which a label is split.
+        large: share of the time at which a label is split in any case.
+    """
+    paths = [module.split(".") for module in modules]
     labels, deepest = [path[0] or OTHER for path in paths], max(map(len, paths))
     whole: set[str] = {OTHER}  # not to be split again: already split, can't be, or would give too many
-    while True:
-        total = {label: us for label, us in time_by_label(labels, time).items() if label not in whole}
-        largest = max(total, key=lambda label: total[label], default=OTHER)
-        if total.get(largest, 0.0) <= _NOTABLE * time.sum():
-            return _neighbours(labels)
+    while total := {label: us for label, us in time_by_label(labels, time).items() if label not in whole}:
+        largest = max(total, key=lambda label: total[label])
+        if total[largest] <= notable * time.sum():
+            break
         parts, depth = {largest}, len(largest.split("."))
         while len(parts) == 1 and depth < deepest:
             depth += 1
             split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
             parts = {new for old, new in zip(labels, split, strict=True) if old == largest}
-        if len(parts) == 1:
-            whole.add(largest)
-            continue
-        if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
+        if len(parts) > 1 and (len(set(split)) <= most or total[largest] >= large * time.sum()):
             labels = split
         whole.add(largest)
+    return labels
 
 
 def captions(label: str, labels: Iterable[str]) -> list[str]:

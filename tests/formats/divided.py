@@ -265,6 +265,29 @@ class Wrapped(nn.Module):
         return through((*self.first, self.inner, *self.last), x)
 
 
+class Peek(nn.Module):
+    """A block that reads the weight of a module that isn't inside it."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.inner, self.others = nn.Linear(8, 8), [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.inner(x), self.others[0].weight)
+
+
+class Peeks(nn.Module):
+    """The last block reads a weight of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([first, nn.Linear(8, 8), nn.Linear(8, 8), Peek(first)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return through(self.blocks, x)
+
+
 def hugging_face() -> dict[str, Callable[[], nn.Module]]:
     """Small models of the library, if it is installed."""
     try:
@@ -288,7 +311,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
         ClassToken, Buffers, Residual, Stack, Unused, Scales, Borrowed, Tied, SharedEmbedding, Twice, Experts,
-        Attention, UNet, Wrapped,
+        Attention, UNet, Wrapped, Peeks,
     )
 }  # fmt: skip
 WORDS = {"Borrowed", "Tied", "SharedEmbedding"}

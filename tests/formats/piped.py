@@ -1,6 +1,6 @@
-"""Models that torch runs in the stages of `pipeline_stages`, as two processes; a line of JSON for each.
+"""Models that torch runs in the stages of `pipeline_stages`, a process for each stage; a line of JSON for each model.
 
-``python -m tests.formats.piped RANK FOLDER 'MODEL SPLIT' ...``
+``python -m tests.formats.piped RANK STAGES FOLDER 'MODEL SPLIT ...' ...``
 """
 
 import copy
@@ -87,17 +87,17 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-def piped(rank: int, name: str, split: str) -> dict[str, object]:
+def piped(rank: int, last: int, name: str, *split: str) -> dict[str, object]:
     """How this process's stage compares with the whole model."""
     torch.manual_seed(0)
     model, x, target = MODELS[name](), torch.randn(4, 8), torch.randn(4, 8)
     whole = copy.deepcopy(model)
     expected = whole(x)
     loss(expected, target).backward()
-    pipe = pipeline(model, mb_args=(x[:2],), split_spec={split: SplitPoint.BEGINNING})
+    pipe = pipeline(model, mb_args=(x[:2],), split_spec=dict.fromkeys(split, SplitPoint.BEGINNING))
     stage = pipe.build_stage(rank, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=loss)
-    output = schedule.step(*([] if rank else [x]), **({"target": target} if rank else {}))
+    output = schedule.step(*([] if rank else [x]), **({"target": target} if rank == last else {}))
     gradients = {path: parameter.grad for path, parameter in whole.named_parameters(remove_duplicate=False)}
     mine = dict(stage.submod.named_parameters())
     wrong = [
@@ -105,17 +105,17 @@ def piped(rank: int, name: str, split: str) -> dict[str, object]:
         for path, parameter in mine.items()
         if parameter.grad is None or not torch.allclose(parameter.grad, gradients[path], atol=1e-6)  # type: ignore[arg-type]
     ]
-    same = not rank or torch.allclose(output, expected, atol=1e-6)
+    same = rank < last or torch.allclose(output, expected, atol=1e-6)
     return {"name": name, "stages": pipe.num_stages, "trains": sorted(mine), "wrong": wrong, "same": same}
 
 
 def main() -> None:
     logging.disable()
     torch.set_num_threads(1)
-    rank, folder, *given = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=2)
+    rank, count, folder, *given = sys.argv[1:]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(count))
     for one in given:
-        print(json.dumps(piped(int(rank), *one.split())), flush=True)
+        print(json.dumps(piped(int(rank), int(count) - 1, *one.split())), flush=True)
     dist.destroy_process_group()
 
 

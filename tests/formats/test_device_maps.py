@@ -81,6 +81,9 @@ def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
     assert placed(divided.ClassToken(), X, {"blocks.1": 1}).notes == ()
     (note,) = placed(divided.Scales(), X, {"blocks.1": 1}).notes[:1]
     assert note == "blocks.1 and scale share a device: mul in the model itself reads what both give"
+    assert placed(divided.Peeks(), X, {"blocks.3": 1}).notes == (
+        "blocks.0 and blocks.3 share a device: both read blocks.0.weight",
+    )
     notes = placed(divided.Wrapped(), X, {"inner.layers.1": 1}).notes
     assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
     notes = placed(divided.UNet(), X, {"net.down1": 1}).notes

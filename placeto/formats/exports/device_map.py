@@ -10,6 +10,7 @@ Legend: N ops, U units, D devices.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import numpy as np
 from placeto.formats.exports.hooks import Units, module_units, with_whole_modules
 from placeto.formats.exports.units import ExportError
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.module_paths import LOSS, inside
+from placeto.problem.graph.module_paths import LOSS, around, inside
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -114,8 +115,9 @@ def whole_modules(graph: ComputationGraph, whole: Sequence[str] = ()) -> Computa
 
 
 def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[str, ...]]:
-    """Return the device of each unit (U+1,), the model itself last; the main device; and notes on what had to move."""
-    root = len(units.names)
+    """Return the device of each unit (U,), the main device, and notes on what had to move."""
+    root = len(units.names) - 1
+    parts = [set(around(name)) for name in units.names]
     time = schedule.finish_us - schedule.start_us + 1e-9
     votes = np.zeros((root + 1, schedule.problem.num_devices))
     of_op = np.where(units.unit >= 0, units.unit, np.where(units.where == units.joined[root], root, -1))
@@ -126,31 +128,26 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
     voted = together[units.joined].any(1)
     device = together[units.joined].argmax(1)
     for unit in np.flatnonzero(~voted[:root]).tolist():  # without ops: with the unit of the most similar path
-        near = max(np.flatnonzero(voted[:root]).tolist(), key=lambda other: _shared(units.names, unit, other))
+        near = max(np.flatnonzero(voted[:root]).tolist(), key=lambda other: len(parts[unit] & parts[other]))
         device[units.joined == units.joined[unit]] = device[near]
     with_root = units.joined == units.joined[root]
     used = set(device[:root].tolist())
     computing = {d for d in used if not schedule.problem.cluster.devices[d].kind.startswith(CPU)}
-    main = next(iter(computing or used)) if with_root[:root].any() or units.own else int(device[0])
+    main = min(computing or used) if with_root[:root].any() or units.own else int(device[0])
     kept = device.copy()
     device[with_root] = main
     divided = (votes[:root] > 0).sum(1) > 1
-    notes = [units.whole[name] for unit, name in enumerate(units.names) if divided[unit] and name in units.whole]
-    for join in units.joins:
-        mine = [int(votes[unit].argmax()) if votes[unit].any() else None for unit in (join.one, join.other)]
-        if None not in mine and mine[0] != mine[1]:
-            notes.append(join.why)
+    notes = [
+        units.whole[name] for name, apart in zip(units.names, divided, strict=False) if apart and name in units.whole
+    ]
+    for *ends, why in units.joins:
+        if votes[ends].any(1).all() and len(set(votes[ends].argmax(1).tolist())) == 2:
+            notes.append(why)
     moved = [units.names[unit] for unit in np.flatnonzero(with_root[:root] & (kept[:root] != main)).tolist()]
     if moved:
         lie = "lies" if len(moved) == 1 else "lie"
         notes.append(f"{', '.join(moved)} {lie} on the main device, {main}, where accelerate brings the model's inputs")
     return device, main, tuple(dict.fromkeys(notes))
-
-
-def _shared(names: Sequence[str], one: int, other: int) -> int:
-    """Return how many parts two paths have in common from their beginning; 99 if one begins with the other."""
-    pairs = zip(names[one].split("."), names[other].split("."), strict=False)
-    return next((depth for depth, (a, b) in enumerate(pairs) if a != b), 99)
 
 
 def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.ndarray:
@@ -169,23 +166,12 @@ def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.nda
 
 
 def _said(graph: ComputationGraph, units: Units, device: np.ndarray) -> dict[str, int]:
-    """Path -> device of units, or of a module with all its units if they are on one device."""
-    of_units = dict(zip(units.names, device[: len(units.names)].tolist(), strict=True))
+    """Path -> device of units, or of the outermost module with all its units if they are on one device."""
+    of_units = dict(zip(units.names[:-1], device.tolist(), strict=False))
     between = {(graph.modules[op], int(device[units.where[op]])) for op in np.flatnonzero(units.where >= 0).tolist()}
-    between = {(path, at) for path, at in between if path and path != LOSS and path not in of_units}
-
-    def said(names: list[str], depth: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        heads: dict[str, list[str]] = {}
-        for name in names:
-            heads.setdefault(".".join(name.split(".")[:depth]), []).append(name)
-        for head, within in heads.items():
-            devices = {of_units[name] for name in within}
-            devices |= {at for path, at in between if path == head or path.startswith(f"{head}.")}
-            if len(devices) == 1:
-                found[head] = devices.pop()
-            else:
-                found |= said(within, depth + 1)
-        return found
-
-    return said(list(of_units), 1)
+    devices: dict[str, set[int]] = defaultdict(set)
+    for path, at in (*of_units.items(), *((path, at) for path, at in between if path != LOSS and path not in of_units)):
+        for module in around(path):
+            devices[module].add(at)
+    heads = (next(module for module in around(name) if len(devices[module]) == 1) for name in of_units)
+    return {head: min(devices[head]) for head in heads}

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from placeto.formats.labels import time_by_label
+from placeto.formats.labels import opened
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.schedule import Schedule
 from placeto.terminal import printable
@@ -29,7 +29,7 @@ def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
     problem = schedule.problem
     graph, names = problem.graph, problem.cluster.device_names
     time = schedule.finish_us - schedule.start_us
-    boxes = _boxes(graph.modules, time, most_boxes)
+    boxes = opened([module or "(no module)" for module in graph.modules], time, most_boxes)
     colors = [to_hex(colormaps["tab20"]((2 * d + 1) % 20 / 20 + 0.001)) for d in range(len(names))]
     lines = [
         f'digraph "{_quoted(graph.name)}" {{',
@@ -63,29 +63,6 @@ def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
         back = ", constraint=false" if dst < src else ""
         lines.append(f"  b{src} -> b{dst} [penwidth={0.5 + 3.0 * size / most:.2f}{label}{back}];")
     return "\n".join([*lines, "}", ""])
-
-
-def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
-    """(N,) the label of each op's box, which is the path of a module."""
-    paths = [module.split(".") if module else [] for module in modules]
-    labels = [path[0] if path else "(no module)" for path in paths]
-    closed: set[str] = set()
-    while True:
-        total = time_by_label(labels, time)
-        open_ = [label for label in total if label not in closed]
-        if not open_:
-            return labels
-        largest = max(open_, key=lambda label: total[label])
-        depth = len(largest.split(".")) + 1
-        inside = list(labels)
-        for op, path in enumerate(paths):
-            if path and labels[op] == largest:
-                inside[op] = ".".join(path[:depth])
-        if len(set(inside)) > most or inside == labels:
-            closed.add(largest)
-        else:
-            labels = inside
-            closed |= {largest}  # what still has its label is what the module computes by itself
 
 
 def _quoted(text: str) -> str:

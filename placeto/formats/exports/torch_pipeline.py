@@ -81,12 +81,18 @@ def torch_pipeline(schedule: Schedule, alike: bool = False) -> TorchPipeline:
     order = order_chunks(schedule, alike)
     borders = order.plan.layers(schedule.problem).borders
     cuts = [borders.border[first - 1] for first in order.plan.borders]
-    modules = _named(schedule.problem.graph, borders.program, order.stage)
+    modules = modules_of_stages(schedule.problem.graph, borders.program, order.stage)
     return TorchPipeline(order, tuple((cut.module, cut.side) for cut in cuts), modules)
 
 
-def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
-    """(S,) for each stage, the outermost modules that compute in this stage alone."""
+def modules_of_stages(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
+    """Return the outermost modules that compute in each stage alone, (S,).
+
+    Args:
+        graph: captured.
+        program: (F,) ops of the forward pass.
+        stage: (N,) stage of each op.
+    """
     stages: dict[str, set[int]] = {}
     for op in program.tolist():
         for module in around(graph.modules[op]):

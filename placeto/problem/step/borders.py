@@ -1,16 +1,20 @@
 """Where a model can be cut between two layers: the module at whose beginning or end, or the reason why it can't.
 
 A tool that trains a pipeline (`torch.distributed.pipelining`, torch 2.13) cuts a model before or after a call of a
-module. It sends tensors between neighbouring stages only, gives the model's inputs to the first stage, takes the output
-and the loss from the last one, and trains a copy of a parameter in each stage that reads it.
+module. It gives the model's inputs to the first stage, takes the output and the loss from the last one, and trains a
+copy of a parameter in each stage that reads it. Schedules for several stages a device, as for an order in a file, send
+tensors between neighbouring stages only. Those for one stage a device, as GPipe and 1F1B, also send to later stages,
+but take the gradient of a tensor from one stage only.
 
-Legend: N ops, L layers, F ops of the forward pass of a micro-batch, without the loss and what follows from it.
+Legend: N ops, L layers, P parts between borders, F ops of the forward pass of a micro-batch, without the loss and what
+follows from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,6 +25,10 @@ from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first,
 
 BEGINNING, END = "beginning", "end"
 _NOWHERE = -1
+_BITS = tuple(f"{kind}_{what}" for kind in ("logical", "bitwise") for what in ("and", "or", "not", "xor"))
+_COMPARISONS = "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"
+_WHOLE_NUMBERS = *_BITS, *_COMPARISONS, "argmax", "argmin", "argsort", "one_hot", "bucketize"
+"""Types of ops that make integers or booleans, which have no gradient."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +39,20 @@ class Border:
     side: str = BEGINNING  # of the module: `BEGINNING` or `END`
     place: int = _NOWHERE  # place in the program (F,) of the first op behind the cut
     why: str = ""  # why the model can't be cut here, as a clause that says what to do; "" = it can
-    reaches: int = _NOWHERE  # the last border that a tensor crosses which also crosses this one
-    tensor: str = ""  # that tensor and its reader behind `reaches`, as a clause
 
 
 @dataclass(frozen=True, eq=False)
 class Borders:
     """All borders of a graph's layers; border b is that before layer b + 1."""
 
+    graph: ComputationGraph
     program: np.ndarray  # (F,) int64, ops of the first micro-batch's forward pass in program order
     border: tuple[Border, ...]  # (L-1,)
     why: str  # why a tool that trains pipelines can't run the graph, wherever it is cut; "" = it can
+    tensors: tuple[tuple[int, ...], ...]  # those that cross several borders: places where each is made, then read
 
     def refusal(self, layers: Sequence[int]) -> str:
-        """Return the reason why a model can't be cut into stages that begin with these layers; "" if it can.
+        """Return the reason why a tool can't train stages in the order of a plan; "" if it can.
 
         Args:
             layers: first layer of each stage but the first, ascending.
@@ -54,31 +62,63 @@ class Borders:
             return self.why
         if why := next((cut.why for cut in cuts if cut.why), ""):
             return why
-        for cut, following in zip(cuts, layers[1:], strict=False):
-            if cut.reaches >= following - 1:
-                return (
-                    f"{cut.tensor}, more than one stage later; torch sends to the next stage only: pass it on through "
-                    "the modules between, or use fewer stages"
-                )
+        made, read = (np.searchsorted([cut.place for cut in cuts], places, "right") for places in self._ends)
+        if (far := read - made > 1).any():
+            maker, *_, reader = self.tensors[int(far.argmax())]
+            return (
+                f"{self._name(maker)} is read by {self._name(reader)}, more than one stage later; torch sends to the "
+                "next stage only: pass it on through the modules between, or use fewer stages"
+            )
         modules = [cut.module for cut in cuts]
         if twice := next((module for module in modules if modules.count(module) > 1), ""):
             return f"{twice} alone would be a stage, which torch can't cut out: use fewer stages"
         return ""
+
+    def stages(self, layers: Sequence[int]) -> tuple[np.ndarray, str]:
+        """Return which stages torch runs by a schedule for one stage a device, and a reason against the others.
+
+        Args:
+            layers: layers before which the model can be cut, ascending: P - 1 of them, for P parts.
+
+        Returns:
+            (P+1, P+1) bool, at [a, b] whether the parts a to b - 1 may be a stage; and a clause, "" if all may be.
+        """
+        places = [self.border[layer - 1].place for layer in layers]
+        runs, why = np.ones((len(layers) + 2, len(layers) + 2), bool), ""
+        for tensor in self.tensors if self.graph.mode == "training" else ():
+            made, *read = np.searchsorted(places, tensor, "right").tolist()
+            if self.graph.op_types[self.program[tensor[0]]].rpartition(".")[2] in _WHOLE_NUMBERS:
+                continue
+            for part, reader in zip(read, tensor[1:], strict=True):
+                if made < part < read[-1]:
+                    runs[made + 1 : part + 1, part + 1 : read[-1] + 1] = False
+                    ends = f"{self._name(reader)} and {self._name(tensor[-1])}"
+                    why = why or (
+                        f"{self._name(tensor[0])} is read by {ends}; torch takes its gradient from one later stage "
+                        "only: pass it on through the modules between, or use fewer stages"
+                    )
+        return runs, why
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """(2, ...) the places where each of `tensors` is made, and where it is read last."""
+        return np.array([(tensor[0], tensor[-1]) for tensor in self.tensors], np.int64).reshape(-1, 2).T
+
+    def _name(self, place: int) -> str:
+        return self.graph.op_names[self.program[place]] if place < len(self.program) else "the loss"
 
 
 def find_borders(graph: ComputationGraph, number: np.ndarray, busy: np.ndarray, num_layers: int) -> Borders:
     """Find where a graph can be cut between its layers.
 
     Args:
-        graph: a training step; other graphs have borders that say why they can't be cut.
+        graph: captured.
         number: (N,) layer of each op.
         busy: (N,) bool, the ops that take time.
         num_layers: L.
     """
     program = np.flatnonzero(before_loss(graph) & in_first(graph))
     why = never_cut(graph) or ("" if busy[program].any() else _IDLE)
-    if why:
-        return Borders(program, (Border(why=why),) * (num_layers - 1), why)
     place = np.full(graph.num_ops, _NOWHERE, np.int64)
     place[program] = np.arange(len(program))
     computing = np.flatnonzero(busy[program])
@@ -91,15 +131,15 @@ def find_borders(graph: ComputationGraph, number: np.ndarray, busy: np.ndarray, 
     spans = module_spans(graph, program)
     facts = _Facts(graph, program, place)
     cuts = [_cut(graph, program, spans, *ends) for ends in zip(last[:-1].tolist(), first[1:].tolist(), strict=True)]
-    borders = [cut if cut.why else facts.checked(cut) for cut in cuts]
-    return Borders(program, tuple(facts.with_reach(borders)), why)
+    borders = tuple(cut if cut.why else facts.checked(cut) for cut in cuts)
+    return Borders(graph, program, borders, why, facts.tensors(sorted(cut.place for cut in borders if not cut.why)))
 
 
 _IDLE = "no op of the forward pass takes time, so there are no stages: give its ops times"
 
 
-def never_cut(graph: ComputationGraph) -> str:
-    """Return the reason why no tool can run a graph in stages; "" if there is none."""
+def no_modules(graph: ComputationGraph) -> str:
+    """Return the reason why a graph can't be divided by modules; "" if it can."""
     computing = [module for module in graph.modules if module and module != LOSS]
     if not computing:
         if any(kind in TENSORS for kind in graph.op_types):
@@ -108,6 +148,13 @@ def never_cut(graph: ComputationGraph) -> str:
                 "modules: run it on one device, or make modules of parts"
             )
         return "it has no modules: only graphs that were captured from a module have them"
+    return ""
+
+
+def never_cut(graph: ComputationGraph) -> str:
+    """Return the reason why no tool can train a graph in the stages of a plan; "" if there is none."""
+    if why := no_modules(graph):
+        return why
     if graph.mode != "training" or int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) < 1:
         return "it is no training step in micro-batches: capture it with --micro-batches 2 or more"
     if LOSS not in graph.modules:
@@ -118,6 +165,11 @@ def never_cut(graph: ComputationGraph) -> str:
                 f"the loss reads the trained parameter {graph.op_names[src]}; torch trains those that the stages read: "
                 "read it in the model's last module"
             )
+    return several_programs(graph)
+
+
+def several_programs(graph: ComputationGraph) -> str:
+    """Return the reason why torch, which runs one program for all micro-batches, can't run a graph; "" if it can."""
     forward = before_loss(graph)
     programs = {
         tuple(graph.modules[op] for op in np.flatnonzero(forward & (graph.micro_batches == number)).tolist())
@@ -172,13 +224,22 @@ class _Facts:
         src, dst = graph.edge_src, graph.edge_dst
         between = self.forward[src] & self.forward[dst]
         self.edges = np.flatnonzero(between)
-        outputs = [e for e in self.edges.tolist() if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
-        self.output = min((int(src[e]) for e in outputs), key=lambda op: int(self.place[op]), default=_NOWHERE)
-        inputs = [
-            op for op in np.flatnonzero(self.forward).tolist() if graph.module_inputs[op] and graph.modules[op] != LOSS
-        ]
-        self.input = max(inputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
-        self.parameters = list(self._readers())
+        if graph.mode == "training":
+            outputs = [int(src[e]) for e in self.edges if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
+        else:
+            outputs = [op for op in program.tolist() if not graph.readers[op]]
+        self.output = min(outputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
+        self.input = max(self._inputs(program), key=lambda op: int(self.place[op]), default=_NOWHERE)
+        self.parameters = self._readers()
+
+    def _inputs(self, program: np.ndarray) -> list[int]:
+        """The ops that read inputs of the model, without the targets of a loss that the model computes at its end."""
+        graph, ops = self.graph, program.tolist()
+        if graph.mode == "training" and LOSS not in graph.modules:
+            last = max((place for place, op in enumerate(ops) if graph.modules[op]), default=len(ops))
+            read = {name for op in ops[: last + 1] for name in graph.module_inputs[op]}
+            return [op for op in ops if not read.isdisjoint(graph.module_inputs[op])]
+        return [op for op in ops if graph.module_inputs[op]]
 
     def _readers(self) -> list[tuple[int, int, int]]:
         """Each parameter that is read in several places: its op, the first op that reads it, and the last one."""
@@ -202,40 +263,32 @@ class _Facts:
         for parameter, first, last in self.parameters:
             if place[first] < cut.place <= place[last]:
                 readers = [graph.modules[op] or "the model itself" for op in (first, last)]
-                return Border(
+                return replace(
+                    cut,
                     why=f"{graph.op_names[parameter]} is read before it by {readers[0]} and behind it by {readers[1]}; "
-                    "torch would train two copies of it: untie it, or use fewer stages"
+                    "torch would train two copies of it: untie it, or use fewer stages",
                 )
         if self.input != _NOWHERE and place[self.input] >= cut.place:
-            return Border(
+            return replace(
+                cut,
                 why=f"behind it {graph.op_names[self.input]} reads the model's input "
                 f"{graph.module_inputs[self.input][0]}; torch gives inputs to the first stage only: pass it on through "
-                "the modules before, or use fewer stages"
+                "the modules before, or use fewer stages",
             )
         if self.output != _NOWHERE and place[self.output] < cut.place:
-            return Border(
-                why=f"{graph.op_names[self.output]} before it is read by the loss; torch takes the output from the "
-                "last stage only: pass it on through the modules behind, or use fewer stages"
+            read = "is read by the loss" if graph.mode == "training" else "gives an output"
+            return replace(
+                cut,
+                why=f"{graph.op_names[self.output]} before it {read}; torch takes the output from the last stage only: "
+                "pass it on through the modules behind, or use fewer stages",
             )
         return cut
 
-    def with_reach(self, borders: Sequence[Border]) -> list[Border]:
-        """Return the borders with the last border that a tensor crosses which also crosses each of them."""
-        legal = [b for b, border in enumerate(borders) if not border.why]
-        places = np.array([borders[b].place for b in legal])
-        src, dst = self.graph.edge_src[self.edges], self.graph.edge_dst[self.edges]
-        crossed = np.searchsorted(places, self.place[src], "right")  # the first legal border behind the producer
-        until = np.searchsorted(places, self.place[dst], "right")  # the first one behind the reader
-        reach = np.full(len(legal), _NOWHERE)
-        edge = np.full(len(legal), _NOWHERE)
-        for e in np.flatnonzero(until - crossed > 1).tolist():
-            for at in range(crossed[e], until[e] - 1):
-                if until[e] - 1 > reach[at]:
-                    reach[at], edge[at] = until[e] - 1, e
-        found = list(borders)
-        names = self.graph.op_names
-        for at, b in enumerate(legal):
-            if reach[at] > at:
-                tensor = f"{names[src[edge[at]]]} is read by {names[dst[edge[at]]]}"
-                found[b] = Border(found[b].module, found[b].side, found[b].place, "", legal[reach[at]], tensor)
-        return found
+    def tensors(self, cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The tensors that cross at least two of the places `cuts`: where each is made, and then where it is read."""
+        graph, places = self.graph, dict[int, list[int]]()
+        src, dst, tensor = (array[self.edges] for array in (graph.edge_src, graph.edge_dst, graph.edge_tensor))
+        for made, read, number in zip(*(a.tolist() for a in (self.place[src], self.place[dst], tensor)), strict=True):
+            places.setdefault(number, [made]).append(read)
+        found = [(made, *sorted(set(read))) for made, *read in places.values()]
+        return tuple(each for each in found if np.diff(np.searchsorted(cuts, (each[0], each[-1]), "right")) > 1)

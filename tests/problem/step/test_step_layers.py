@@ -133,3 +133,44 @@ def test_where_each_module_runs_once_layers_are_the_same() -> None:
     )
     assert np.array_equal(layers(problem, True).number, layers(problem, False).number)
     assert {plan.whole for plan in all_plans(problem)} == {False}
+
+
+class Narrower(nn.Module):
+    """Each layer gives less than it reads, and a mask of what the first one gives is made at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Sequential(*(nn.Linear(2**width, 2 ** (width - 1)) for width in (9, 8, 7, 6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.stack[0](x)
+        return self.stack[1:](first) * (first > 0)[:, :32]
+
+
+def test_layers_may_begin_wherever_another_module_does() -> None:
+    with torch.device("meta"):
+        module, x = Narrower(), torch.empty(64, 512)
+    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+    problem = PlacementProblem(graph, load_cluster("4xv100"))
+    assert len(layers(problem, False)) < 4
+    cut = layers(problem, False, everywhere=True)
+    for op, (module, part) in enumerate(zip(graph.modules, graph.passes, strict=True)):
+        if module.startswith("stack"):
+            assert cut.number[op] == int(module[-1]), graph.op_names[op]
+        elif part == "forward" and graph.micro_batches[op] >= 0:
+            assert cut.number[op] == 3, "where torch computes it"
+    assert [(border.module, border.side) for border in cut.borders.border] == [
+        (f"stack.{number}", "beginning") for number in (1, 2, 3)
+    ]
+
+
+def test_schedules_for_one_stage_a_device_send_to_later_stages() -> None:
+    with torch.device("meta"):
+        module, x = Narrower(), torch.empty(64, 512)
+    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+    borders = layers(PlacementProblem(graph, load_cluster("4xv100")), False, everywhere=True).borders
+    assert "is read by gt, more than one stage later" in borders.refusal([1, 2, 3])
+    runs, why = borders.stages([1, 2, 3])
+    assert "addmm is read by stack.1/addmm and gt; torch takes its gradient from one later stage only" in why
+    stages = [(first, end) for first in range(4) for end in range(first + 1, 5) if not runs[first, end]]
+    assert stages == [(1, 2), (1, 3)], "else the gradient comes from the stage of stack.1 and from the last one"
