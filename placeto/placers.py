@@ -111,13 +111,13 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
     """Return a placer that keeps each block of a model on one device, and each of the `undivided` modules as well.
 
     In a model without blocks, it keeps each module on one device. When the returned placer is called, it raises an
-    ExportError if the graph has no modules, or lacks one that is named.
+    PlanError if the graph has no modules, or lacks one that is named.
     """
 
     def place(
         problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
     ) -> PlacementResult:
-        from placeto.formats.exports import whole_modules
+        from placeto.problem.step.whole_modules import whole_modules
 
         whole = replace(problem, graph=whole_modules(problem.graph, undivided))
         result = placer(whole, simulations=simulations, seconds=seconds, seed=seed)

@@ -150,7 +150,7 @@ def place(
         CaptureError: `model` is neither a module nor a graph, or the module can't be traced.
         LoadError, ClusterError, CostsError: there is no such placer, cluster or cost model.
         DeviceError, StepError: this machine lacks a device, or the module can't be run.
-        ExportError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
+        PlanError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
         PlacingError: a budget, a seed or an objective is invalid.
         ThroughputError: the objective is throughput for a step in micro-batches, or no split that fits was found.
         MicroBatchingError: the budget is too small to compare numbers of micro-batches.
@@ -253,7 +253,7 @@ def place_problem(
 
     Raises:
         PlacingError: the budget or the seed is invalid.
-        ExportError: `undivided` is given, but the graph has no modules, or lacks one that is named.
+        PlanError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
     check_budget(simulations, seconds, seed)
     simulations = None if simulations is None else int(simulations)
@@ -302,11 +302,11 @@ def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -
     If `undivided` is None, all modules may be divided: the problem itself is returned.
 
     Raises:
-        ExportError: the graph has no modules, or lacks one that is named.
+        PlanError: the graph has no modules, or lacks one that is named.
     """
     if undivided is None:
         return problem
-    from placeto.formats.exports import whole_modules
+    from placeto.problem.step.whole_modules import whole_modules
 
     return replace(problem, graph=whole_modules(problem.graph, tuple(undivided)))
 

@@ -4,11 +4,11 @@ import sys
 import numpy as np
 import pytest
 
-from placeto.formats.exports import whole_modules
-from placeto.formats.exports.units import ExportError
 from placeto.placers import load_placer, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import PlanError
+from placeto.problem.step.whole_modules import whole_modules
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains
 
@@ -66,5 +66,5 @@ def test_placers_keep_modules_whole_where_asked() -> None:
 
 
 def test_whole_modules_of_a_graph_without_modules_are_refused() -> None:
-    with pytest.raises(ExportError, match="module"):
+    with pytest.raises(PlanError, match="module"):
         load_placer("etf", whole_modules=True)(fork_of_chains(2, 2))

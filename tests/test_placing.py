@@ -10,11 +10,11 @@ from torch import nn
 
 import placeto
 from placeto.capture.errors import CaptureError
-from placeto.formats.exports.units import ExportError
 from placeto.placers import LoadError
 from placeto.placing import PlacingError
 from placeto.problem.cluster import ClusterError
 from placeto.problem.costs import CostsError
+from placeto.problem.step.plan import PlanError
 from tests.captures import Made, meta, mlp
 
 
@@ -197,7 +197,7 @@ def test_memory_is_by_name_of_device() -> None:
         ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),
         ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
         ({"whole_modules": "0"}, TypeError, "whole_modules must be True, or a list of paths of modules, not '0'"),
-        ({"whole_modules": ["nothing"]}, ExportError, "Sequential has no module 'nothing'; there are 0"),
+        ({"whole_modules": ["nothing"]}, PlanError, "Sequential has no module 'nothing'; there are 0"),
         ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
         ({"model": nn.Linear}, CaptureError, "not the class Linear: give an instance"),
     ],

@@ -68,7 +68,7 @@ def run(arguments: Arguments) -> None:
     _, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph, _ = find_graph(arguments.graph, arguments.options)
     if arguments.whole_modules:
-        from placeto.formats.exports import whole_modules
+        from placeto.problem.step.whole_modules import whole_modules
 
         graph = whole_modules(graph)
     problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]

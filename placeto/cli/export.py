@@ -144,9 +144,9 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     write_text(json.dumps(said, indent=1) + "\n", arguments.output)
     say(f"device map   {arguments.output}: {len(said)} modules")
     _cost("the placement", schedule, schedule)
-    _cost("whole modules", made.whole, schedule)
-    _cost("in program order", made.in_order, schedule)
-    _notes([*made.notes, *filter(None, [made.offload_note(said)])])
+    _cost("whole modules", made.step.whole, schedule)
+    _cost("in program order", made.step.in_order, schedule)
+    _notes([*made.step.notes, *filter(None, [made.offload_note(said)])])
 
 
 def _stages(schedule: Schedule, arguments: Arguments) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cores import cores
 from placeto.evaluation.summary import ratio
-from placeto.formats.exports import whole_modules as with_modules_whole
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
 from placeto.pretrained import pretrained_path
 from placeto.problem.costs import EFFICIENCY, CostModel
@@ -47,6 +46,7 @@ from placeto.problem.fields import (
 from placeto.problem.files import locked
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.whole_modules import whole_modules as with_modules_whole
 from placeto.simulator.single_device import best_single
 from placeto.simulator.threads import set_threads
 
@@ -197,7 +197,7 @@ def evaluate(
         EvaluationError: two placers with one label, or `out` exists and holds something else, or a placer finds no
             placement that its tool can run. The rows made before are in `out`.
         BusyError: another process evaluates into `out`.
-        ExportError: `whole_modules` is set, and a graph has no modules.
+        PlanError: `whole_modules` is set, and a graph has no modules.
     """
     if whole_modules:
         graphs = {name: with_modules_whole(graph) for name, graph in graphs.items()}

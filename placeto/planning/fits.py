@@ -149,7 +149,7 @@ def fits(
             needs.append(need)
             if need.fits or need.resident > device.memory:
                 break
-    computing = [number for number, device in enumerate(cluster.devices) if not device.kind.startswith("cpu")]
+    computing = [number for number, device in enumerate(cluster.devices) if not device.is_cpu]
     if len(computing) > 1 and not any(need.fits for need in needs):
         for each in graphs_of([len(computing)]):
             needs.append(_divided(cluster, computing, *each))

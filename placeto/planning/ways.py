@@ -30,10 +30,11 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, Tool, on_devices
+from placeto.problem.step.plan import Plan, PlanError, Tool, on_devices
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
+from placeto.simulator.module_step import in_whole_modules
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.single_device import best_single
@@ -292,19 +293,16 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
     The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
     """
-    from placeto.formats.exports import ExportError
-    from placeto.formats.exports.device_map import CPU, device_map
-
-    kinds, found = [device.kind for device in problem.cluster.devices], []
-    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not kinds[d].startswith(CPU)]
+    devices, found = problem.cluster.devices, []
+    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
     for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
         if count > len(layers(problem, False)):
             continue
         plan = make_plan(problem, tuple((device,) for device in order[:count]))
         stage = plan.layers(problem).stage(plan.borders)
         try:
-            mapped = device_map(simulate(problem, np.array(order)[stage])).in_order
-        except ExportError:  # the graph has no modules
+            mapped = in_whole_modules(simulate(problem, np.array(order)[stage])).in_order
+        except PlanError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
             found.append(_planned(Kind.WHOLE, on_devices(order[:count], problem.cluster), 1, _alone(mapped), batch))

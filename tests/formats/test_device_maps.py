@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from placeto import load_cluster, load_graph, save_graph, simulate
 from placeto.capture.trace import capture_inference
-from placeto.formats.exports import DeviceMap, ExportError, device_map, whole_modules
-from placeto.formats.exports.hooks import module_units
+from placeto.formats.exports import DeviceMap, ExportError, device_map
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.whole_modules import module_units, whole_modules
 from tests.formats import divided
 
 ROOT = Path(__file__).parents[2]
@@ -74,19 +74,19 @@ def test_parameters_that_the_step_does_not_read_go_with_their_module() -> None:
     more = ComputationGraph.from_ops("more", [*graph.to_ops(), *idle], graph.mode)
     found = placed(model, X, {"1": 1, "pooler": 1}, more)
     assert found.modules == {"0": 0, "1": 1, "pooler": 1, "spare": 0}
-    assert found.placement[more.index["pooler.weight"]] == 1
+    assert found.step.placement[more.index["pooler.weight"]] == 1
 
 
 def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
-    assert placed(divided.ClassToken(), X, {"blocks.1": 1}).notes == ()
-    (note,) = placed(divided.Scales(), X, {"blocks.1": 1}).notes[:1]
+    assert placed(divided.ClassToken(), X, {"blocks.1": 1}).step.notes == ()
+    (note,) = placed(divided.Scales(), X, {"blocks.1": 1}).step.notes[:1]
     assert note == "blocks.1 and scale share a device: mul in the model itself reads what both give"
-    assert placed(divided.Peeks(), X, {"blocks.3": 1}).notes == (
+    assert placed(divided.Peeks(), X, {"blocks.3": 1}).step.notes == (
         "blocks.0 and blocks.3 share a device: both read blocks.0.weight",
     )
-    notes = placed(divided.Wrapped(), X, {"inner.layers.1": 1}).notes
+    notes = placed(divided.Wrapped(), X, {"inner.layers.1": 1}).step.notes
     assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
-    notes = placed(divided.UNet(), X, {"net.down1": 1}).notes
+    notes = placed(divided.UNet(), X, {"net.down1": 1}).step.notes
     assert any("share a device: cat in net reads what both give" in note for note in notes)
 
 
@@ -96,7 +96,7 @@ def test_the_inputs_device_is_the_first_of_the_map() -> None:
     assert set(found.modules.values()) == {1}
     found = placed(divided.Buffers(), X, {"last": 1})
     assert (found.main, found.modules["last"]) == (0, 0), "it meets a buffer of the model itself"
-    assert "last lies on the main device" in found.notes[-1]
+    assert "last lies on the main device" in found.step.notes[-1]
 
 
 def test_devices_are_named_as_accelerate_names_them() -> None:
@@ -119,7 +119,7 @@ def test_weights_that_are_read_outside_of_their_module_can_not_be_offloaded() ->
     found = placed(divided.Borrowed(), WORDS, {})
     note = "embed is on 'disk', and the model itself reads embed.weight outside of its module, where accelerate doesn't"
     assert found.offload_note(found.named(["disk", "0"])).startswith(note)
-    assert placed(divided.Tied(), WORDS, {}).borrowed == {}
+    assert placed(divided.Tied(), WORDS, {}).step.units.borrowed == {}
 
 
 def test_every_search_over_whole_modules_finds_what_a_map_can_say() -> None:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 import placeto
 from placeto import load_cluster, simulate
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.formats.exports import device_map, modules_dot, pipeline_stages, save_graphml, whole_modules
-from placeto.formats.exports.hooks import module_units
+from placeto.formats.exports import device_map, modules_dot, pipeline_stages, save_graphml
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.stages import _balanced
-from placeto.formats.exports.units import ExportError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import PlanError
+from placeto.problem.step.whole_modules import module_units, whole_modules
 from placeto.simulator.schedule import Schedule
 from tests.captures import Made
 from tests.command_line import fails, run
@@ -72,12 +73,12 @@ def test_units_are_blocks_and_what_stands_beside_them() -> None:
     units = module_units(graph)
     assert units.names == ("embedding", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head", "")
     assert module_units(graph, ("blocks",)).names == ("embedding", "blocks", "head", "")
-    with pytest.raises(ExportError, match="has no module 'tail'; there are"):
+    with pytest.raises(PlanError, match="has no module 'tail'; there are"):
         module_units(graph, ("tail",))
-    with pytest.raises(ExportError, match="has no modules: only graphs that were captured"):
+    with pytest.raises(PlanError, match="has no modules: only graphs that were captured"):
         module_units(random_graph(0, 10))
     own = Made(lambda self, x: x @ self.weight, weight=nn.Parameter(torch.ones(4, 4)))
-    with pytest.raises(ExportError, match="has no modules inside: all its parameters and ops are the model's own"):
+    with pytest.raises(PlanError, match="has no modules inside: all its parameters and ops are the model's own"):
         module_units(capture_training(own, [torch.ones(2, 4)], lambda y: y.sum()))
 
 
@@ -99,9 +100,9 @@ def test_tied_weights_go_together() -> None:
 def test_what_modules_and_program_order_cost_is_simulated() -> None:
     schedule = made({"blocks.2": 1, "blocks.3": 1})
     found = device_map(schedule)
-    assert found.whole.makespan_us == simulate(schedule.problem, found.placement).makespan_us
-    assert found.in_order.problem.dispatch == "list"
-    assert (found.in_order.placement == found.whole.placement).all()
+    assert found.step.whole.makespan_us == simulate(schedule.problem, found.placement).makespan_us
+    assert found.step.in_order.problem.dispatch == "list"
+    assert (found.step.in_order.placement == found.step.whole.placement).all()
 
 
 def test_every_placer_keeps_modules_whole() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.layer_tools import (
     LAYER_TOOLS,
     exo,
@@ -21,7 +22,6 @@ from placeto.formats.exports.layer_tools import (
     visible,
     vllm,
 )
-from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import load_graph

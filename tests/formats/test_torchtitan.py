@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor, nn
 
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
-from placeto.formats.exports.units import ExportError
 from placeto.problem.graph import load_graph
 from tests.command_line import fails, run
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401

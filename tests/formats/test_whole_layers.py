@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster

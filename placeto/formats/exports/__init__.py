@@ -1,11 +1,11 @@
 """A placement in the forms that other tools read: device maps, pipeline stages, pictures of modules, graphs of ops."""
 
-from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modules
+from placeto.formats.exports.device_map import DeviceMap, device_map
 from placeto.formats.exports.dot import modules_dot
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.graphml import save_graphml
 from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
 from placeto.formats.exports.torch_pipeline import TorchPipeline, save_torch_pipeline, torch_pipeline
-from placeto.formats.exports.units import ExportError
 
 __all__ = [
     "DeviceMap",
@@ -19,5 +19,4 @@ __all__ = [
     "save_graphml",
     "save_torch_pipeline",
     "torch_pipeline",
-    "whole_modules",
 ]

@@ -18,11 +18,9 @@ from __future__ import annotations
 import itertools
 import json
 
-from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.whole_layers import ALONE, WholeLayers
 from placeto.problem.cluster import Cluster
-
-CPU = "cpu"  # the beginning of all kinds of CPUs
 
 
 def megatron(made: WholeLayers, batch: int | None = None) -> str:
@@ -75,7 +73,7 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     _alone(made, "llama.cpp")
     (devices,), cluster = made.plan.replicas, made.schedule.problem.cluster
     slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output counts as one more layer
-    on_cpu = [cluster.devices[device].kind.lower().startswith(CPU) for device in devices]
+    on_cpu = [cluster.devices[device].is_cpu for device in devices]
     for stage, own in enumerate(on_cpu):
         if own and stage:
             raise ExportError(
@@ -133,7 +131,7 @@ def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
 
     It is "" if it isn't needed, because the ranks are the first GPUs in order, or if the cluster has several hosts.
     """
-    gpus = [number for number, device in enumerate(cluster.devices) if not device.kind.lower().startswith(CPU)]
+    gpus = [number for number, device in enumerate(cluster.devices) if not device.is_cpu]
     own = [gpus.index(device) for device in ranks if device in gpus]
     return "" if cluster.num_hosts > 1 or own == list(range(len(own))) else ",".join(map(str, own))
 

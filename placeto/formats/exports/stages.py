@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.torch_pipeline import modules_of_stages
-from placeto.formats.exports.units import ExportError, paths_of
 from placeto.problem.graph.module_paths import unit_of
 from placeto.problem.step.borders import BEGINNING, several_programs
 from placeto.problem.step.layers import Layers, layers
+from placeto.problem.step.whole_modules import paths_of
 from placeto.simulator.schedule import Schedule
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.layer_tools import ranks_by_stage, visible
 from placeto.formats.exports.torch_pipeline import TorchPipeline, torch_pipeline
-from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.files import write_text
 from placeto.simulator.schedule import Schedule

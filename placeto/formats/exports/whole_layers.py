@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.formats.exports.units import ExportError, paths_of
+from placeto.formats.exports.errors import ExportError
 from placeto.problem.step.borders import never_cut
 from placeto.problem.step.plan import NO_BLOCKS, NO_PLAN, Plan
+from placeto.problem.step.whole_modules import paths_of
 from placeto.simulator.schedule import Schedule, simulate
 
 ALONE = "place with --placer pipeline, without --micro-batches"

@@ -110,7 +110,7 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
     memory = np.bincount(unit, weights=problem.resident_bytes + made, minlength=count).astype(np.int64)
     producer, readers, sizes, times = _tensors(graph, unit)
     cost_us = times[:, None, None] * cluster.latency_us + sizes[:, None, None] / cluster.bandwidth
-    cpu = np.array([device.kind.startswith("cpu") for device in cluster.devices])
+    cpu = np.array([device.is_cpu for device in cluster.devices])
     capacity = np.array([device.memory for device in cluster.devices], np.int64)
     before = _precedence(graph, unit)
     return Stream(unit, time_us, memory, capacity, producer, readers, cost_us, ~cpu | cpu.all(), before)

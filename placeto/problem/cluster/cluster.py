@@ -110,6 +110,11 @@ class Device:
     def __hash__(self) -> int:
         return hash((self.name, self.kind, self.memory, self.memory_bandwidth))
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is a CPU: its kind begins with "cpu", in any case."""
+        return self.kind.lower().startswith("cpu")
+
     def peak(self, dtype: str = dtypes.DEFAULT) -> float:
         """Peak FLOP/s in a dtype, or in the next similar dtype that has a peak: see `placeto.problem.dtypes.peak`."""
         return dtypes.peak(self.flops, dtype)

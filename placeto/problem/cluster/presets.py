@@ -80,7 +80,7 @@ def named_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return copies of devices with the names "gpu:0"... (or "cpu:0"...), in order."""
     named: list[Device] = []
     for device in devices:
-        prefix = "cpu" if device.kind.startswith("cpu") else "gpu"
+        prefix = "cpu" if device.is_cpu else "gpu"
         count = sum(other.name.startswith(prefix) for other in named)
         named.append(replace(device, name=f"{prefix}:{count}"))
     return tuple(named)

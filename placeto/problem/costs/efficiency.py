@@ -175,7 +175,7 @@ class Efficiency:
         if kind.startswith(CHANNELS_LAST):
             plain = kind.removeprefix(f"{CHANNELS_LAST}_")
             return self._entry(names, kin, kind, True) or self._found(device, dtype, plain)
-        if self.constants.keys().isdisjoint(names) and not is_cpu(device):
+        if self.constants.keys().isdisjoint(names) and not device.is_cpu:
             own = kind.startswith("convolution") and _on_tensor_cores(device, dtype)
             found = self._entry(names, kin, kind, own)
             if found is None and dtype != DEFAULT and kind in _PLAIN:
@@ -228,7 +228,7 @@ class Efficiency:
                 found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
                 table = np.array(found)[which]
                 share, memory, fixed, slope, least, most = table.T
-                size = graph.bytes_accessed if is_cpu(device) else graph.bytes_accessed * fused
+                size = graph.bytes_accessed if device.is_cpu else graph.bytes_accessed * fused
                 compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
                 copies = access * np.array([self._copies(device, *one) for one in of])[which]
@@ -256,11 +256,6 @@ def _in_layout(kind: str, kernel: str) -> str:
     return f"{CHANNELS_LAST}_{kind}" if kernel.endswith(CHANNELS_LAST) and "convolution" in kind else kind
 
 
-def is_cpu(device: Device) -> bool:
-    """Whether a device is a CPU: its kind begins with "cpu"."""
-    return device.kind.startswith("cpu")
-
-
 def _runs_in(device: Device, dtype: str) -> str:
     """The dtype in which a device computes: float32 for TF32 without a peak of it, as on GPUs before Ampere."""
     has = isinstance(device.flops, Mapping) and "tf32" in device.flops
@@ -274,7 +269,7 @@ def _on_tensor_cores(device: Device, dtype: str) -> bool:
     vectors of two numbers would reach without them.
     """
     cores = isinstance(device.flops, Mapping) and ("tf32" in device.flops or device.peak("float16") > 2 * device.peak())
-    return cores and dtype in _ON_TENSOR_CORES and not is_cpu(device)
+    return cores and dtype in _ON_TENSOR_CORES and not device.is_cpu
 
 
 def _kind_in(mode: str, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Which modules must share a device so that `accelerate` can run a model that is divided between devices.
+"""Modules as wholes: which of them must share a device so that `accelerate` can run a model on several devices.
 
 accelerate's hooks move the arguments of each module of the device map to that module's device. They move the arguments
 of the whole model, and its own parameters and buffers, to the map's first device. Nothing else is moved. An op between
@@ -13,18 +13,19 @@ Legend: N ops, U units.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from networkx.utils import UnionFind
 
-from placeto.formats.exports.units import paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import TENSORS
 from placeto.problem.graph.module_paths import LOSS, holders, inside, unit_of
+from placeto.problem.step.borders import no_modules
 from placeto.problem.step.forward_pass import in_forward
+from placeto.problem.step.plan import PlanError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +57,7 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
         module: the module that was captured; graphs of older versions lack some of its parameters and buffers.
 
     Raises:
-        ExportError: the graph has no modules, or lacks one that is to stay whole.
+        PlanError: the graph has no modules, or lacks one that is to stay whole.
     """
     groups = _same_tensors(graph, module)
     tensors = [name for group in groups for name in group]
@@ -82,8 +83,13 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
     )
 
 
-def with_whole_modules(graph: ComputationGraph, units: Units) -> ComputationGraph:
-    """Return the graph with the ops of each unit, and of units that must share a device, colocated."""
+def whole_modules(graph: ComputationGraph, whole: Sequence[str] = ()) -> ComputationGraph:
+    """Return the graph with all ops colocated that a device map keeps together, so that every placer keeps them so.
+
+    Raises:
+        PlanError: the graph has no modules, or lacks one of `whole`.
+    """
+    units = module_units(graph, whole)
     color, group = graph.colocation, units.where.copy()
     home = np.full(int(color.max(initial=-1)) + 2, -1)  # group of each color's first op that has one; the last is -1
     both = np.flatnonzero((color >= 0) & (group >= 0))[::-1]
@@ -92,6 +98,27 @@ def with_whole_modules(graph: ComputationGraph, units: Units) -> ComputationGrap
     group = np.where((group < 0) & (color >= 0), len(units.names) + color, group)
     group[group >= 0] = np.unique(group[group >= 0], return_inverse=True)[1]
     return replace(graph, colocation=group)
+
+
+def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), tensors: Iterable[str] = ()) -> list[str]:
+    """Return the paths of the modules that compute or have parameters or buffers, without the model itself.
+
+    Args:
+        graph: captured, so that its ops have modules.
+        whole: paths of modules that are to stay whole.
+        tensors: names of parameters and buffers, of modules that may compute nothing.
+
+    Raises:
+        PlanError: the graph has no modules, or lacks one that is to stay whole.
+    """
+    owners = [name.rpartition(".")[0] for name in tensors]
+    paths = [path for path in dict.fromkeys((*graph.modules, *owners)) if path and (path != LOSS or path in owners)]
+    if not paths:
+        raise PlanError(f"{graph.name}: {no_modules(graph)}")
+    for path in whole:
+        if not any(inside(other, path) for other in paths):
+            raise PlanError(f"{graph.name} has no module {path!r}; there are {', '.join(paths[:8])}, ...")
+    return paths
 
 
 def _same_tensors(graph: ComputationGraph, module: nn.Module | None) -> list[list[str]]:
