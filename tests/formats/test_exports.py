@@ -100,7 +100,7 @@ def test_tied_weights_go_together() -> None:
 def test_what_modules_and_program_order_cost_is_simulated() -> None:
     schedule = made({"blocks.2": 1, "blocks.3": 1})
     found = device_map(schedule)
-    assert found.step.whole.makespan_us == simulate(schedule.problem, found.placement).makespan_us
+    assert found.step.whole.makespan_us == simulate(schedule.problem, found.step.placement).makespan_us
     assert found.step.in_order.problem.dispatch == "list"
     assert (found.step.in_order.placement == found.step.whole.placement).all()
 
