@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test coverage lint site bench gate results pages clean
+.PHONY: demo test test-newest coverage lint site bench gate results pages clean
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
@@ -22,6 +22,10 @@ demo: $(STAMP)
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(MARK)" $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
+
+# All tests with the newest release of every dependency, in an environment of their own.
+test-newest:
+	PIP_OPTIONS="$(PIP_OPTIONS)" PYTEST_OPTIONS="$(PYTEST_OPTIONS)" .ci/newest
 
 # Which lines of the package the tests execute, of all or of one ROOM. Kernels, functions below @compiled, are left out:
 # numba runs them as machine code. So is what tests run in processes of their own, such as torchrun.

@@ -6,16 +6,23 @@ computes the gradients of given tensors, works with non-reentrant checkpoints on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor
 
+from placeto.capture.errors import CaptureError
 from placeto.capture.meanwhile import meanwhile
+
+Function = Callable[..., Any]
+Steps = Callable[[Function], Generator[None, None, None]]
+_STEPS = "_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator"
+"""Names of torch's generator for the steps of a non-reentrant checkpoint: in torch 2.14, and before."""
 
 
 class _WithoutReentry:
@@ -31,7 +38,7 @@ class _WithoutReentry:
 
 def without_reentrant_checkpoints() -> AbstractContextManager[None]:
     """A context in which reentrant checkpoints are run as non-reentrant ones."""
-    return checkpointing_by(_WithoutReentry, "CheckpointFunction")
+    return _in_place_of("CheckpointFunction", _WithoutReentry)
 
 
 def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
@@ -40,18 +47,57 @@ def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> A
     When a checkpoint recomputes, torch restores its own autocast, but no `TorchFunctionMode`: `torch.autograd.grad`
     switches these off.
     """
-    original = checkpoints._checkpoint_without_reentrant_generator
 
-    def made(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def made(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
         def again(*args: Any, **kwargs: Any) -> Any:
             with context():
                 return function(*args, **kwargs)
 
-        return original(again, *args, **kwargs)
+        return steps(again)
 
     return checkpointing_by(made)
 
 
-def checkpointing_by(made: Any, name: str = "_checkpoint_without_reentrant_generator") -> AbstractContextManager[None]:
-    """While this is open, torch's checkpoints use `made` in place of the function or class of theirs with this name."""
-    return meanwhile(partial(setattr, checkpoints, name), made, getattr(checkpoints, name))
+def checkpointing_by(
+    made: Callable[[Function, bool, Steps], Generator[None, None, None]],
+) -> AbstractContextManager[None]:
+    """While this is open, torch's non-reentrant checkpoints take other steps than torch's own.
+
+    Args:
+        made: called with the function of a checkpoint, whether it restores random numbers, and torch's own steps for a
+            function of the same arguments; returns the steps, a generator that yields once, for the first pass.
+
+    Raises:
+        CaptureError: this release of torch makes checkpoints in another way than any that is known.
+    """
+    name = _name_of_steps()
+    original = getattr(checkpoints, name)
+    signature = inspect.signature(original)
+
+    @wraps(original)  # which keeps its signature, for contexts within this one
+    def replaced(function: Function, *args: Any, **kwargs: Any) -> Generator[None, None, None]:
+        given = signature.bind(function, *args, **kwargs)
+        given.apply_defaults()
+        return made(function, given.arguments["preserve_rng_state"], lambda other: original(other, *args, **kwargs))
+
+    return _in_place_of(name, replaced)
+
+
+@cache
+def _name_of_steps() -> str:
+    """The name of torch's generator for the steps of a checkpoint: one is made by a function that stands in for it."""
+    for name in filter(partial(hasattr, checkpoints), _STEPS):
+        reached = list[bool]()
+        with _in_place_of(name, lambda *_, reached=reached, **__: iter([reached.append(True)])):
+            checkpoints.checkpoint(int, use_reentrant=False)
+        if reached:
+            return name
+    raise CaptureError(
+        f"activation checkpoints of torch {torch.__version__} can't be traced, as it makes them in a new way: install "
+        "torch 2.13, with which Placeto was tested"
+    )
+
+
+def _in_place_of(name: str, other: Any) -> AbstractContextManager[None]:
+    """A context in which torch's checkpoints use `other` in place of the function or class of theirs with this name."""
+    return meanwhile(partial(setattr, checkpoints, name), other, getattr(checkpoints, name))

@@ -16,12 +16,11 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as checkpoints
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from placeto.capture.checkpoints import checkpointing_by
+from placeto.capture.checkpoints import Function, Steps, checkpointing_by
 from placeto.capture.lifetimes import SOURCE
 
 DRAWN = "drawn"
@@ -56,11 +55,8 @@ class Draws:
         Args:
             place: called when a checkpoint is made; returns a function that makes the context to recompute it in.
         """
-        original = checkpoints._checkpoint_without_reentrant_generator
 
-        def made(
-            function: Callable[..., Any], preserve: bool = True, *args: Any, **named: Any
-        ) -> Generator[None, None, None]:
+        def made(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
             noted: list[Node] = []
             there = place()
 
@@ -68,8 +64,7 @@ class Draws:
                 with there(), self._reading(noted) if preserve else nullcontext():
                     return function(*args, **named)
 
-            steps = original(again, preserve, *args, **named)
-            for _ in steps:  # it yields once, for the first pass
+            for _ in steps(again):  # it yields once, for the first pass
                 self._noting.append(noted)
                 try:
                     yield
