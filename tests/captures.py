@@ -46,6 +46,28 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
+def linears(count: int, width: int, **options: Any) -> nn.Sequential:
+    """Equal layers one after the other."""
+    return nn.Sequential(*(nn.Linear(width, width, **options) for _ in range(count)))
+
+
+def square(output: Any, *targets: Any) -> Tensor:
+    """A loss."""
+    return output.square().mean()
+
+
+def chained(count: int, width: int, rows: int, micro_batches: int = 1, **options: Any) -> ComputationGraph:
+    """A training step of equal layers one after the other."""
+    module = linears(count, width, device="meta", **options)
+    return capture_training(module, [meta(rows, width)], square, micro_batches=micro_batches)
+
+
+def assert_same_gradients(module: nn.Module, other: nn.Module, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Each parameter has the gradient that it has in another module, or none as there; to the bit unless told so."""
+    for (name, mine), its in zip(module.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=rtol, atol=atol, msg=f"the gradient of {name} differs")
+
+
 class Made(Parts):
     """A module of some parts, whose forward pass is a function of the module and of what it is given."""
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture.trace import capture_inference, capture_training
 from tests.captures import inputs_of, meta, record, training
@@ -36,14 +35,6 @@ def test_flops_of_convolutions(conv: nn.Module, forward: int) -> None:
     first = record(graph, "0/grad/convolution_backward")
     assert first["flops"] == record(graph, "0/convolution")["flops"]  # of the weight alone
     assert first["outputs"] == [4 * 8 * 8]
-
-
-def test_flops_agree_with_a_real_run() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
-    x = torch.randn(4, 3, 8, 8)
-    with FlopCounterMode(display=False) as counter:
-        module(x).sum().backward()
-    assert capture_training(module, [x], lambda y: y.sum()).flops.sum() == counter.get_total_flops()
 
 
 def test_in_place_ops_become_ops_with_outputs() -> None:

@@ -230,6 +230,8 @@ MISTAKES = [
     ("cifar10", "cifar10 is a family of graphs: write cifar10:train:0, its splits are train, validation, test"),
     ("cifar10:test", "cifar10 is a family of graphs: write cifar10:test:0"),
     ("cifar10:test:x", "index must be 0 to 31, not 'x'"),
+    ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
+    ("folder/README.md", "unknown kind of graph file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt"),
     (
         "no such thing",
         "no such file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt, dnn-partitioning",
@@ -241,7 +243,7 @@ MISTAKES = [
 def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("folder/net.py").write_text(MODEL)
-    for empty in ("empty.py", "empty.json", "notebook.ipynb"):
+    for empty in ("empty.py", "empty.json", "notebook.ipynb", "folder/README.md"):
         Path(empty).touch()
     Path("graph.json").write_text("{}")
     Path("built.py").write_text("from torch import nn\n\nmodel = nn.Linear(2, 2)")

@@ -209,24 +209,3 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_bad_arguments_of_place(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in fails(capsys, "place", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"format": "other"}, "not a placement file"),
-        ({"extra": 1}, "unknown field 'extra'"),
-        ({"placement": ["gpu:0"]}, "must be an object"),
-        ({"placement": {"a": "gpu:0"}}, "op 'b' of graph 'fork' has no device"),
-        ({"placement": dict.fromkeys("abcd", "tpu")}, "device 'tpu' is not in cluster '2xv100'"),
-        ({"placement": dict.fromkeys("abcde", "gpu:0")}, "op 'e' of the placement is not in graph"),
-        ({"graph_hash": "0" * 64}, "another graph"),
-    ],
-)
-def test_bad_placement_files(
-    change: dict[str, object], says: str, graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    placement = tmp_path / "p.json"
-    document = {"format": "placeto.placement/1", "placement": dict.fromkeys("abcd", "gpu:0")} | change
-    placement.write_text(json.dumps(document))
-    assert says in fails(capsys, "simulate", graph_file, "--cluster", "2xv100", "--placement", placement)

@@ -229,11 +229,6 @@ def test_unknown_placers() -> None:
         parse_spec("gdp", None, None, None)
 
 
-def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
-    with pytest.raises(EvaluationError, match="share one label"):
-        evaluate(graphs, cluster, [SPECS[0], SPECS[0]])
-
-
 @pytest.mark.parametrize("document", [[], {"format": "other", "rows": []}, {"format": "placeto.evaluation/1"}])
 def test_other_files_are_not_overwritten(
     graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, document: object

@@ -114,10 +114,6 @@ def test_what_contradicts_is_refused_in_one_line() -> None:
         simulate(problem, placement, order=np.array([2, 0, 1, 3]))
     with pytest.raises(OrderError, match="an order of 'fork' must have each of its 4 ops once"):
         simulate(problem, placement, order=np.array([0, 1, 2, 2]))
-    with pytest.raises(ValueError, match=r"dispatch must be one of fifo, list, priority, .*, not 'lifo'"):
-        PlacementProblem(graph, plain_cluster(2), dispatch="lifo")
-    with pytest.raises(ClusterError, match="shared link 'card': there is no device 'gpu:9', but d0, d1"):
-        plain_cluster(2, shared=(SharedLink("card", 1.0, ("d0",), ("gpu:9",)),))
     with pytest.raises(
         ClusterError, match="shared link 'card': no transfer crosses it: it needs senders and receivers"
     ):
@@ -181,7 +177,6 @@ def test_a_device_that_has_all_ops_keeps_to_the_order_of_the_program() -> None:
     schedule = simulate(problem, np.zeros(4, np.int64))
     assert schedule.start_us.tolist() == [0.0, 1.0, 3.0, 6.0]
     assert schedule.makespan_us == problem.single_device_us == 16.0
-    assert simulate(problem, np.array([0, 0, 0, 1])).start_us.tolist() == [0.0, 4.0, 1.0, 8.0]
 
 
 @pytest.mark.parametrize("seed", range(20))

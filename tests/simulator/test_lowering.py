@@ -1,6 +1,5 @@
 """Sums of gradients and copies of parameters, as a placement lowers them."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -112,17 +111,6 @@ def test_what_is_said_of_sums_is_not_read_and_a_schedule_says_where_they_are() -
     assert one.placement.tolist() == two.placement.tolist()
 
 
-def test_on_one_device_the_chain_is_left_as_it_is() -> None:
-    problem = PlacementProblem(step(), load_cluster("2x4xv100"))
-    alone = np.full(problem.num_ops, 5)
-    schedule = simulate(problem, alone)
-    graph = problem.graph
-    for op in range(problem.num_ops):
-        own = graph.edge_dst == op
-        assert sorted(schedule.edge_tensor[own].tolist()) == sorted(graph.edge_tensor[own].tolist())
-    assert schedule.makespan_us == problem.single_device_us
-
-
 def crossings(schedule: Schedule) -> np.ndarray:
     """(S,) bool, sends from one host to another."""
     host = schedule.problem.cluster.host
@@ -145,18 +133,6 @@ def test_a_gradient_and_a_parameter_cross_to_another_host_once() -> None:
     gradients = [graph.output_bytes[sums.tensor[sums.ptr[s]]] for s in range(len(sums.home))]
     assert size[crossings(schedule) & summed].sum() == sum(gradients)
     assert size[summed].sum() == 7 * sum(gradients)  # one from each device but the home
-
-
-def test_what_one_device_contributes_is_summed_there() -> None:
-    problem = PlacementProblem(step(8), load_cluster("4xv100"))
-    graph = problem.graph
-    placement = np.where(graph.micro_batches >= 0, graph.micro_batches % 4, 3)
-    schedule = simulate(problem, placement)
-    sums = gradient_sums(graph)
-    made_by = np.searchsorted(graph.output_ptr, schedule.send_tensor, side="right") - 1
-    summed = np.isin(made_by, sums.additions) | np.isin(schedule.send_tensor, sums.tensor)
-    assert summed.sum() == 3 * len(sums.home)
-    assert sorted(schedule.send_src[summed].tolist()) == sorted([0, 1, 2] * len(sums.home))
 
 
 @pytest.mark.parametrize("dispatch", ["priority", "fifo", "list"])
@@ -208,10 +184,11 @@ def test_sums_take_the_memory_of_what_they_add_to() -> None:
 
 
 def test_bounds_hold_however_sums_are_lowered() -> None:
-    graph = replace(step(8))
-    problem = PlacementProblem(graph, hosts())
+    problem = PlacementProblem(step(8), hosts())
+    alone = [simulate(problem, np.full(problem.num_ops, device)).makespan_us for device in range(6)]
+    assert problem.single_device_us == min(alone)
     for seed in range(20):
-        placement = placed(graph, np.random.default_rng(seed))
+        placement = placed(problem.graph, np.random.default_rng(seed))
         makespan = simulate(problem, placement).makespan_us
         assert problem.lower_bound_us <= makespan
         assert simulate(problem, placement, cutoff=makespan).makespan_us == makespan

@@ -81,6 +81,7 @@ def test_files_keep_everything(tmp_path: Path) -> None:
     [
         ({"format": "placeto.graph/1"}, 'not a file of costs: "format" must be "placeto.costs/1"'),
         ({"torch": "1.13.0"}, "measured under torch '1.13.0', this is"),
+        ({"torch": "2.0.1"}, ": measure again, with"),
         ({"torch": 2}, "torch must be a string, not 2"),
         ({"fits": {"cpu": {"mm": {"fixed_us": 1, "us_per_flop": 0, "us_per_byte": 0}}}}, "fits of 'cpu': '*', the fit"),
         ({"fits": {"cpu": {"*": {"fixed_us": -1, "us_per_flop": 0, "us_per_byte": 0}}}}, "'*']: fixed_us must be a"),
