@@ -84,15 +84,16 @@ def called(function: Any) -> nn.Module:
 
 
 class Checkpointed(nn.Module):
-    """Layers of some width, each in a checkpoint."""
+    """Blocks of layers of some width, each block in a checkpoint unless told otherwise."""
 
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self, width: int, blocks: int, layers: int = 1, again: bool = True) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+        parts = [[m for _ in range(layers) for m in (nn.Linear(width, width), nn.Tanh())] for _ in range(blocks)]
+        self.blocks, self.again = nn.ModuleList(nn.Sequential(*block) for block in parts), again
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
         return x.square().mean()
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training, trace_training
-from tests.captures import Made, Shared, inputs_of, meta, mlp, record, training
-from tests.parts import Parts
+from tests.captures import Made, Shared, called, inputs_of, meta, mlp, record, training
 
 
 def test_mlp_op_by_op() -> None:
@@ -169,15 +169,6 @@ def test_scripted_modules_are_refused() -> None:
         capture_inference(nn.Sequential(torch.jit.script(nn.ReLU())), [meta(2, 8)])
 
 
-class Awkward(Parts):
-    """A layer, and then something that can't be traced."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        self.then(y)
-        return y
-
-
 @pytest.mark.parametrize(
     ("then", "message"),
     [
@@ -193,25 +184,22 @@ class Awkward(Parts):
 def test_what_fails_in_a_module_is_told_with_its_line(
     then: Callable[[Tensor], object], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_trace.py:\d+: .*{message}"):
-        training(nn.Sequential(Awkward(layer=nn.Linear(8, 8), then=then)), meta(2, 8), name="net")
+    awkward = Made(lambda self, x: (y := self.layer(x), then(y))[0], layer=nn.Linear(8, 8))
+    with pytest.raises(CaptureError, match=rf"^net: module '0' \(Made\), .*test_trace.py:\d+: .*{message}"):
+        training(nn.Sequential(awkward), meta(2, 8), name="net")
     assert capfd.readouterr() == ("", ""), "the message is all"
 
 
 def test_every_node_that_computes_stands_behind_one_op() -> None:
     """Also behind the ops of a trace: the parameters, and what only shows a tensor of an op."""
+
+    def halves(self: Any, x: Tensor) -> Tensor:
+        a, b = self.norm(checkpoint(self.inner, x, use_reentrant=False)).chunk(2, dim=1)
+        return (a.t().contiguous() @ b).t()
+
     inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.norm, self.unused = inner, nn.LayerNorm(8), nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b = self.norm(checkpoint(self.inner, x, use_reentrant=False)).chunk(2, dim=1)
-            return (a.t().contiguous() @ b).t()
-
-    capture = trace_training(Model().to("meta"), [meta(2, 8)], lambda y: y.square().sum())
+    model = Made(halves, inner=inner, norm=nn.LayerNorm(8), unused=nn.Linear(2, 2))
+    capture = trace_training(model.to("meta"), [meta(2, 8)], lambda y: y.square().sum())
     by_name = {node.name: node for node in capture.traced.graph.nodes}
     assert len(capture.nodes) == capture.graph.num_ops
     reached = Counter(name for names in capture.nodes for name in names)
@@ -226,12 +214,8 @@ def test_every_node_that_computes_stands_behind_one_op() -> None:
 
 
 def test_inference_errors() -> None:
-    class Nothing(nn.Module):
-        def forward(self, x: Tensor) -> int:
-            return 3
-
-    with pytest.raises(CaptureError, match="Nothing: the module returns no tensor but an int"):
-        capture_inference(Nothing(), [meta(2)])
+    with pytest.raises(CaptureError, match="Made: the module returns no tensor but an int"):
+        capture_inference(called(lambda x: 3), [meta(2)])
     with pytest.raises(CaptureError, match="no op"):
         capture_inference(nn.Identity(), [meta(2)])
     with pytest.raises(CaptureError, match=r"function: only a torch\.nn\.Module can be captured, not a function"):

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, Device, load_cluster, save_cluster
+from placeto.problem.cluster import Device, load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import simulate
 from tests.command_line import OPS, fails, run
+from tests.toys import linked
 
 
 def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +116,7 @@ def test_the_ratio_is_to_the_fastest_device_that_holds_the_graph(
 ) -> None:
     small = Device("small", "fast", 2e12, 1e12, 10**6, 0.0)
     large = Device("large", "slow", 1e12, 1e12, 10**8, 0.0)
-    save_cluster(Cluster("two", (small, large), np.ones((2, 2)), np.zeros((2, 2))), tmp_path / "two.json")
+    save_cluster(linked([small, large]), tmp_path / "two.json")
     op = {"name": "a", "flops": 2e6, "param_bytes": 10**6, "outputs": [4]}
     save_graph(ComputationGraph.from_ops("one", [op]), tmp_path / "one.json")
     assert run("place", tmp_path / "one.json", "--cluster", tmp_path / "two.json", "--placer", "single") == 0

@@ -2,7 +2,6 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +18,6 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains, random_graph, toy_cluster
-
-
-@pytest.fixture(scope="module")
-def placer():
-    torch.manual_seed(0)
-    return GuidedPlacer(CompiledPolicy.of(PlacetoPolicy(PlacetoConfig())), EnvConfig())
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,17 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import simulate, simulate_batch
 from tests.reference import random_cluster, random_graph, random_problem
+from tests.toys import linked
 
 FAST = Device("a", "fast", flops=2e12, memory_bandwidth=1e11, memory=10**9, overhead_us=2.0)
 SLOW = Device("b", "slow", flops=1e12, memory_bandwidth=1e11, memory=10**9, overhead_us=1.0)
-MIXED = Cluster("mixed", (FAST, SLOW), np.full((2, 2), 1000.0), np.zeros((2, 2)))
+MIXED = linked([FAST, SLOW], 1000.0)
 
 
 def test_op_time_is_the_roofline_unless_measured() -> None:
@@ -90,7 +91,7 @@ def _bound(problem: PlacementProblem) -> float:
 @pytest.mark.parametrize("transfers", ["unicast", "broadcast"])
 def test_the_lower_bound_is_reached_where_nothing_stands_in_the_way(transfers: str) -> None:
     devices = tuple(Device(f"d{i}", "x", 1.0, 1.0, 10**9, 0.5) for i in range(3))
-    cluster = Cluster("c", devices, np.ones((3, 3)), np.zeros((3, 3)), transfers)
+    cluster = linked(devices, transfers=transfers)
     alone = [{"name": f"o{i}", "time_us": {"*": 2.0}} for i in range(6)]
     problem = PlacementProblem(ComputationGraph.from_ops("alone", alone), cluster)
     assert problem.lower_bound_us == simulate(problem, np.arange(6) % 3).makespan_us == 2 * 2.5

@@ -17,13 +17,13 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem
+from tests.toys import linked
 
 
 def plain_cluster(size: int, link: str = "egress", shared: tuple[SharedLink, ...] = ()) -> Cluster:
     """Devices d0, d1... without overhead, links of 1000 bytes/us without latency."""
-    devices = tuple(Device(f"d{n}", "x", 1e12, 1e12, 10**9) for n in range(size))
-    matrix = np.full((size, size), 1000.0)
-    return Cluster("plain", devices, matrix, np.zeros_like(matrix), "unicast", link, shared_links=shared)
+    devices = [Device(f"d{n}", "x", 1e12, 1e12, 10**9) for n in range(size)]
+    return linked(devices, 1000.0, link=link, shared_links=shared)
 
 
 def op(name: str, time_us: float, *inputs: str, outputs: tuple[int, ...] = (0,)) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Sums of gradients and copies of parameters, as a placement lowers them."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,35 +14,23 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums, together
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import Schedule, simulate, simulate_batch
+from tests.captures import Made, chained, meta, square
 from tests.lowering import plainly_lowered
 from tests.reference import reference
 
 
-class Tied(nn.Module):
+def tied(self: Any, words: Tensor) -> Tensor:
     """An embedding whose weight is used again at the end, a frozen layer, and one that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.twice, self.frozen = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.frozen.requires_grad_(False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.twice(torch.tanh(self.twice(self.embedding(words))))
-        return torch.relu(self.frozen(x)) @ self.embedding.weight.T
+    x = self.twice(torch.tanh(self.twice(self.embedding(words))))
+    return torch.relu(self.frozen(x)) @ self.embedding.weight.T
 
 
 @cache
 def step(micro_batches: int = 4, precision: str = "fp32") -> ComputationGraph:
-    with torch.device("meta"):
-        module, words = Tied(), torch.zeros(8, 5, dtype=torch.long)
-    return capture_training(
-        module,
-        [words],
-        lambda y: y.square().mean(),
-        micro_batches=micro_batches,
-        precision=precision,
-        optimizer_step=precision != "fp32",
-    )
+    parts = {"embedding": nn.Embedding(12, 8), "twice": nn.Linear(8, 8), "frozen": nn.Linear(8, 8)}
+    parts["frozen"].requires_grad_(False)
+    how = {"micro_batches": micro_batches, "precision": precision, "optimizer_step": precision != "fp32"}
+    return capture_training(Made(tied, **parts).to("meta"), [meta(8, 5).long()], square, **how)
 
 
 def hosts(dispatch: str = "priority", link: str = "egress", transfers: str = "unicast") -> Cluster:
@@ -172,9 +161,7 @@ def test_slack_is_that_of_the_plainly_lowered_problem(link: str) -> None:
 
 def test_sums_take_the_memory_of_what_they_add_to() -> None:
     """A layer so wide that its gradient is most of the memory: elsewhere a copy of it, at home none beside it."""
-    with torch.device("meta"):
-        module, x = nn.Linear(1000, 1000, bias=False), torch.empty(4, 1000)
-    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+    graph = chained(1, 1000, 4, 4, bias=False)
     problem, weight = PlacementProblem(graph, load_cluster("2xv100")), 4_000_000
     at_home = simulate(problem, np.zeros(graph.num_ops, np.int64)).peak_memory[0]
     resident = int(problem.resident_bytes.sum())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster, ClusterError, Device, Link, Topology, load_cluster, save_cluster
+from tests.toys import linked
 
 DEVICE = {"name": "gpu:0", "kind": "p100", "flops": 9.5e12, "memory_bandwidth": 7.3e11, "memory": 16e9}
 DOCUMENT: dict[str, Any] = {
@@ -53,8 +54,7 @@ def test_optional_fields_may_be_left_out_and_one_number_stands_for_all_pairs(tmp
 
 def test_ranks_order_names_as_strings() -> None:
     devices = tuple(Device(f"/gpu:{n}", "x", 1.0, 1.0, 1) for n in (2, 10, 0))
-    cluster = Cluster("c", devices, np.ones((3, 3)), np.zeros((3, 3)))
-    assert cluster.device_rank.tolist() == [2, 1, 0]  # '/gpu:0' < '/gpu:10' < '/gpu:2'
+    assert linked(devices).device_rank.tolist() == [2, 1, 0]  # '/gpu:0' < '/gpu:10' < '/gpu:2'
 
 
 def test_a_record_may_stand_for_many_devices(tmp_path: Path) -> None:
