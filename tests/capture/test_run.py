@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture import CaptureError, capture_training, trace_training
-from tests.capture.zoo import Experts
+from tests.capture.zoo import Experts, experts
 from tests.captures import Made, meta, mlp
 
 
@@ -57,7 +57,7 @@ def test_random_choices_are_the_same_in_both_passes() -> None:
             x[0] = 0
             return super().forward(x + torch.randn_like(x))
 
-    capture = trace_training(Drawn(), [torch.randn(12, 8)], lambda y: y.sum(), run=True)
+    capture = trace_training(experts(Drawn).module, [torch.randn(12, 8)], lambda y: y.sum(), run=True)
     assert not any("_." in str(node.target) for node in capture.traced.graph.nodes), "no mutation is left"
 
 
