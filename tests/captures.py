@@ -46,6 +46,28 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
+def linears(count: int, width: int, **options: Any) -> nn.Sequential:
+    """Equal layers one after the other."""
+    return nn.Sequential(*(nn.Linear(width, width, **options) for _ in range(count)))
+
+
+def square(output: Any, *targets: Any) -> Tensor:
+    """A loss."""
+    return output.square().mean()
+
+
+def chained(count: int, width: int, rows: int, micro_batches: int = 1, **options: Any) -> ComputationGraph:
+    """A training step of equal layers one after the other."""
+    module = linears(count, width, device="meta", **options)
+    return capture_training(module, [meta(rows, width)], square, micro_batches=micro_batches)
+
+
+def assert_same_gradients(module: nn.Module, other: nn.Module, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Each parameter has the gradient that it has in another module, or none as there; to the bit unless told so."""
+    for (name, mine), its in zip(module.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=rtol, atol=atol, msg=f"the gradient of {name} differs")
+
+
 class Made(Parts):
     """A module of some parts, whose forward pass is a function of the module and of what it is given."""
 
@@ -62,15 +84,16 @@ def called(function: Any) -> nn.Module:
 
 
 class Checkpointed(nn.Module):
-    """Layers of some width, each in a checkpoint."""
+    """Blocks of layers of some width, each block in a checkpoint unless told otherwise."""
 
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self, width: int, blocks: int, layers: int = 1, again: bool = True) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+        parts = [[m for _ in range(layers) for m in (nn.Linear(width, width), nn.Tanh())] for _ in range(blocks)]
+        self.blocks, self.again = nn.ModuleList(nn.Sequential(*block) for block in parts), again
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
         return x.square().mean()
 
 

@@ -172,6 +172,7 @@ def test_memory_is_by_name_of_device() -> None:
         ({"cluster": None, "devices": 2}, TypeError, "devices must be a list of names, such as .*, not 2"),
         ({"cluster": None, "devices": [0, 1]}, TypeError, "devices must be a list of names"),
         ({"inputs": meta(2, 8)}, CaptureError, "must be a sequence of arguments, such as .*, not a tensor"),
+        ({"inputs": "x"}, CaptureError, "inputs must be a sequence of arguments"),
         ({"inputs": 3, "micro_batches": 2}, CaptureError, "inputs must be a sequence of arguments"),
         ({"loss": "mse"}, CaptureError, "the loss must be a function of the module's output, not a str"),
         ({"loss": nn.MSELoss}, CaptureError, "the loss is the class MSELoss: give an instance"),

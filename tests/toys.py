@@ -1,5 +1,6 @@
 """Small problems with a known optimum."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,18 @@ def toy_cluster(devices: int = 2, speeds: tuple[float, ...] | None = None, memor
     speeds = speeds or (1.0,) * devices
     assert set(speeds) <= set(SPEEDS)
     made = tuple(Device(f"gpu:{i}", f"kind{s:g}", s * 1e6, 1e12, memory, 0.0) for i, s in enumerate(speeds))
-    matrix = np.ones((len(made), len(made)))
-    return Cluster("toy", made, matrix, np.zeros_like(matrix), "unicast", "egress", 0.0, "fifo")
+    return linked(made, name="toy", dispatch="fifo")
+
+
+def alike(*memory: int) -> tuple[Device, ...]:
+    """Devices of one kind without overhead, with so many bytes each."""
+    return tuple(Device(f"gpu:{i}", "toy", 1e12, 1e12, size) for i, size in enumerate(memory))
+
+
+def linked(devices: Sequence[Device], bandwidth: float = 1.0, name: str = "linked", **options: Any) -> Cluster:
+    """Links of so many bytes/us between any two devices, without latency."""
+    matrix = np.full((len(devices), len(devices)), bandwidth)
+    return Cluster(name, tuple(devices), matrix, np.zeros_like(matrix), **options)
 
 
 def fork_of_chains(chains: int, length: int, devices: int = 2) -> PlacementProblem:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.arguments import input_leaves
-from placeto.capture.trace import CaptureError, capture_training, trace_inference, trace_training
+from placeto.capture.trace import CaptureError, capture_training, trace_training
 from placeto.runtime.program import Program
 from placeto.runtime.steps import real_inference, real_training
 
@@ -82,8 +82,3 @@ def test_an_output_without_a_loss(output: Any) -> None:
 
     with pytest.raises(CaptureError, match="the loss must be a scalar tensor, not a "):
         capture_training(Other(4, 3), [torch.randn(2, 4)])
-
-
-def test_text_is_no_sequence_of_arguments() -> None:
-    with pytest.raises(CaptureError, match="inputs must be a sequence of arguments"):
-        trace_inference(nn.Linear(4, 3), "x")

@@ -1,19 +1,15 @@
 """A step is split into micro-batches along the batch, not along a sequence."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import placeto
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
-from tests.parts import Parts
-
-
-class Turned(Parts):
-    """Takes the batch first, and gives it to its layer in dimension 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.transpose(0, 1))[0].transpose(0, 1)  # type: ignore[no-any-return]
+from tests.captures import Made, assert_same_gradients
 
 
 def loss(output: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -43,14 +39,12 @@ def test_a_sequence_in_dimension_0_is_not_split(module: nn.Module, where: str) -
 
 
 def test_a_layer_whose_batch_is_brought_to_dimension_1_is_split() -> None:
-    module, x = Turned(layer=nn.GRU(4, 6)), torch.randn(8, 5, 4)
+    """The module takes the batch first, and gives it to its layer in dimension 1."""
+    module: Any = Made(lambda self, x: self.layer(x.transpose(0, 1))[0].transpose(0, 1), layer=nn.GRU(4, 6))
+    twin, x = copy.deepcopy(module), torch.randn(8, 5, 4)
     placed = placeto.place(module, [x], loss=loss, cluster="2xv100", micro_batches=4, placer="single")
-    value = placed.compile(devices=["cpu:0", "cpu:1"])(x)
-    gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-    module.zero_grad()
-    expected = loss(module(x))
+    value, expected = placed.compile(devices=["cpu:0", "cpu:1"])(x), loss(twin(x))
     expected.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
-    whole = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    assert len(whole) == len(gradients) == 4
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(gradients, whole, strict=True))
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert_same_gradients(module, twin, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,6 @@
 """Modules that are refused before they are traced, with what to do instead."""
 
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_inference, capture_training
+from tests.captures import Made, meta, training
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -50,16 +50,10 @@ def test_a_function_that_torch_compiled_is_captured_as_it_was() -> None:
     def wave(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1.0
 
-    class Model(nn.Module):
-        def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-            super().__init__()
-            self.layer, self.function = nn.Linear(4, 4), function
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.function(self.layer(x))
-
-    x = torch.empty(2, 4)
-    plain, compiled = (capture_training(Model(of), [x], lambda y: y.sum()) for of in (wave, torch.compile(wave)))
+    module, x = Made(lambda self, x: self.function(self.layer(x)), layer=nn.Linear(4, 4), function=wave), meta(2, 4)
+    plain = training(module, x)
+    module.function = torch.compile(wave)
+    compiled = training(module, x)
     assert compiled.hash == plain.hash
     assert "aten.sin" in compiled.op_types
 
@@ -106,9 +100,5 @@ def test_sparse_tensors_are_refused_and_dense_ones_are_not(layout: torch.layout)
 
 
 def test_nested_tensors_are_refused() -> None:
-    class Padded(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return padded(super().forward(x))
-
     with pytest.raises(CaptureError, match=r"test_checks.py:\d+: .*; sparse and nested tensors can't be captured"):
-        capture_inference(Padded(4, 4), [torch.ones(3, 4)])
+        capture_inference(Made(lambda self, x: padded(x)), [torch.ones(3, 4)])

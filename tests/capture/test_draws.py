@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from typing import Any
 
 import pytest
 import torch
@@ -12,28 +13,17 @@ from torch.utils.checkpoint import checkpoint
 import placeto
 from placeto.capture.trace import capture_training, trace_training
 from placeto.runtime.unrolled import unrolled
+from tests.captures import Made, assert_same_gradients, called, square
 
 Block = Callable[[Tensor], Tensor]
 once = partial(checkpoint, use_reentrant=False)
 again = partial(checkpoint, use_reentrant=True)
 
 
-class Dropped(nn.Module):
+def dropped(call: Callable[[Block, Tensor], Tensor], blocks: int = 2) -> nn.Module:
     """Blocks with dropout, in checkpoints; the output is linear in all weights of a block."""
-
-    def __init__(self, call: Callable[[Block, Tensor], Tensor], blocks: int = 2) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Dropout(0.5)) for _ in range(blocks))
-        self.call = call
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = self.call(block, x)
-        return x
-
-
-def square(y: Tensor) -> Tensor:
-    return y.square().mean()
+    each = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Dropout(0.5)) for _ in range(blocks))
+    return Made(lambda self, x: reduce(lambda x, block: self.call(block, x), self.blocks, x), blocks=each, call=call)
 
 
 CALLS: dict[str, Callable[[Block, Tensor], Tensor]] = {
@@ -60,29 +50,25 @@ def placed_and_eager(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, nn.M
 
 @pytest.mark.parametrize("call", CALLS)
 def test_gradients_are_those_of_eager(call: str) -> None:
-    module, x = Dropped(CALLS[call]), torch.randn(4, 8)
+    module, x = dropped(CALLS[call]), torch.randn(4, 8)
     if call == "reentrant":
         module.blocks.insert(0, nn.Identity())
         module.call = lambda block, x: block(x) if isinstance(block, nn.Identity) else again(block, x.requires_grad_())
     loss, wanted, twin = placed_and_eager(module, x)
     assert torch.equal(loss, wanted)
-    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
-        assert its.grad is not None
-        assert mine.grad is not None
-        assert torch.equal(mine.grad, its.grad)
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert_same_gradients(module, twin)
 
 
-class Turned(nn.Module):
+def leaky(x: Tensor) -> Tensor:
     """A leaky ReLU with random slopes of a transposed tensor."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rrelu(x.transpose(1, 2), training=True)
+    return nn.functional.rrelu(x.transpose(1, 2), training=True)
 
 
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Sequential(Turned(), nn.Dropout()),
+        nn.Sequential(called(leaky), nn.Dropout()),
         nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
         nn.Sequential(nn.Unflatten(2, (2, 4)), nn.Conv2d(6, 6, 1).to(memory_format=torch.channels_last), nn.Dropout()),
     ],
@@ -91,13 +77,12 @@ def test_masks_of_tensors_that_lie_in_another_order_are_those_of_eager(layer: nn
     module, x = nn.Sequential(nn.Linear(8, 8), layer, nn.Flatten(2)), torch.randn(4, 6, 8)
     loss, wanted, twin = placed_and_eager(module, x)
     assert loss.item() == wanted.item()
-    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, its.grad)
+    assert_same_gradients(module, twin, rtol=1.3e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
-    module, x = Dropped(once), torch.randn(4, 8)
+    module, x = dropped(once), torch.randn(4, 8)
     placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="roundrobin", micro_batches=micro_batches)
     loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
     for parameter in module.parameters():  # the loss is quadratic in each: Euler's theorem on homogeneous functions
@@ -107,29 +92,17 @@ def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
 
 def test_masks_are_drawn_in_the_order_of_memory_in_all_micro_batches() -> None:
     """Numbers are drawn in each micro-batch anew."""
-
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.dropout(self.layer(x).transpose(1, 2))
-            return y
-
-    traced = unrolled(trace_training(Turned(), [torch.empty(8, 4, 8)], square, micro_batches=4)).traced
+    parts = {"layer": nn.Linear(8, 8), "dropout": nn.Dropout(0.5)}
+    turned = Made(lambda self, x: self.dropout(self.layer(x).transpose(1, 2)), **parts)
+    traced = unrolled(trace_training(turned, [torch.empty(8, 4, 8)], square, micro_batches=4)).traced
     drawn = [str(node.target) for node in traced.graph.nodes if "bernoulli" in str(node.target)]
     assert drawn == ["aten.bernoulli_.float"] * 4
 
 
-def test_the_graph_draws_again() -> None:
-    graph = capture_training(Dropped(once, 3), [torch.empty(4, 8)], square)
-    parts = [part for kind, part in zip(graph.op_types, graph.passes, strict=True) if kind == "aten.bernoulli"]
-    assert parts.count("forward") == parts.count("recomputation") == 3
-
-
-def test_what_no_module_runs_is_computed_again_too() -> None:
-    module = Dropped(lambda block, x: once(lambda y: block(y.sin()), x), 3)
-    graph = capture_training(module, [torch.empty(4, 8)], square)
-    parts = [part for kind, part in zip(graph.op_types, graph.passes, strict=True) if kind == "aten.sin"]
+@pytest.mark.parametrize(
+    ("call", "kind"), [(once, "aten.bernoulli"), (lambda block, x: once(lambda y: block(y.sin()), x), "aten.sin")]
+)
+def test_the_graph_draws_and_computes_again_also_what_no_module_runs(call: Any, kind: str) -> None:
+    graph = capture_training(dropped(call, 3), [torch.empty(4, 8)], square)
+    parts = [part for op, part in zip(graph.op_types, graph.passes, strict=True) if op == kind]
     assert parts.count("forward") == parts.count("recomputation") == 3

@@ -13,17 +13,13 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from placeto.capture.flops import FORMULAS, uncounted
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.graph.uncounted import UncountedWarning, without_formula
+from tests.captures import Made
 
 
-class Function(nn.Module):
+def trained(function: Callable[..., Tensor], first: Tensor) -> nn.Module:
     """A function of tensors, the first of which is a parameter, so that it can be trained."""
-
-    def __init__(self, function: Callable[..., Tensor], first: Tensor) -> None:
-        super().__init__()
-        self.function, self.first = function, nn.Parameter(first, requires_grad=first.is_floating_point())
-
-    def forward(self, *others: Tensor) -> Tensor:
-        return self.function(self.first, *others)
+    parameter = nn.Parameter(first, requires_grad=first.is_floating_point())
+    return Made(lambda self, *others: function(self.first, *others), first=parameter)
 
 
 def r(*shape: int) -> Tensor:
@@ -85,13 +81,13 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], float]] = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_flops_of_products_by_hand(name: str) -> None:
     function, (first, *others), expected = PRODUCTS[name]
-    assert capture_inference(Function(function, first), others).flops.sum() == round(expected)
+    assert capture_inference(trained(function, first), others).flops.sum() == round(expected)
 
 
 def test_gradients_of_distances_take_as_much_again() -> None:
-    graph = capture_training(Function(torch.cdist, r(6, 8)), [r(7, 8)], lambda y: y.sum())
+    graph = capture_training(trained(torch.cdist, r(6, 8)), [r(7, 8)], lambda y: y.sum())
     assert graph.flops.sum() == 2 * 2 * 6 * 7 * 8
-    graph = capture_training(Function(torch.pdist, r(6, 8)), [], lambda y: y.sum())
+    graph = capture_training(trained(torch.pdist, r(6, 8)), [], lambda y: y.sum())
     assert graph.flops.sum() == 2 * 15 * 8 + 4 * 15 * 8
 
 
@@ -107,7 +103,7 @@ def test_fused_attention_of_frozen_encoders_is_counted(frozen: bool) -> None:
 
 
 def test_tf32_is_for_products_alone() -> None:
-    graph = capture_inference(Function(lambda a, b: torch.linalg.cholesky(a @ b), r(4, 4)), [r(4, 4)], precision="tf32")
+    graph = capture_inference(trained(lambda a, b: torch.linalg.cholesky(a @ b), r(4, 4)), [r(4, 4)], precision="tf32")
     dtypes = dict(zip(graph.op_types, graph.dtypes, strict=True))
     assert (dtypes["aten.mm"], dtypes["aten.linalg_cholesky_ex"]) == ("tf32", "float32")
 
@@ -122,8 +118,8 @@ def library() -> Any:
 
 
 def test_computing_ops_without_a_formula_are_told(library: Any) -> None:
-    module = Function(lambda a, b: torch.relu(torch.ops.placeto_test.twice(a, b)), r(3, 4))
-    with pytest.warns(UncountedWarning, match=r"Function: there is no formula .* placeto_test.twice \(1 op\): only"):
+    module = trained(lambda a, b: torch.relu(torch.ops.placeto_test.twice(a, b)), r(3, 4))
+    with pytest.warns(UncountedWarning, match=r"Made: there is no formula .* placeto_test.twice \(1 op\): only"):
         graph = capture_inference(module, [r(4, 5)])
     assert without_formula(graph) == {"placeto_test.twice": 1}
     packet = torch.ops.placeto_test.twice
@@ -139,13 +135,13 @@ def test_computing_ops_without_a_formula_are_told(library: Any) -> None:
 def test_of_atens_ops_those_that_compute_are_told() -> None:
     """`matrix_exp` has no formula; neither gamma functions nor interpolation nor cross products need one."""
     with pytest.warns(UncountedWarning, match=r"aten.linalg_matrix_exp \(1 op\)"):
-        capture_inference(Function(torch.linalg.matrix_exp, r(4, 4)), [])
+        capture_inference(trained(torch.linalg.matrix_exp, r(4, 4)), [])
 
     def harmless(x: Tensor) -> Tensor:
         y = F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear")
         return torch.lgamma(y).norm() + torch.linalg.cross(x, x).sum() + torch.dist(x, x) + F.layer_norm(x, [3]).sum()
 
-    assert uncounted(capture_inference(Function(harmless, r(3, 3)), [])) == ""
+    assert uncounted(capture_inference(trained(harmless, r(3, 3)), [])) == ""
 
 
 def test_names_of_formulas_are_ops() -> None:

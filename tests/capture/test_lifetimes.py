@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from placeto.capture.lifetimes import hold
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
-from tests.captures import meta
-from tests.parts import Parts
+from tests.captures import Made, meta
 
 
 def held(graph: ComputationGraph) -> dict[str, str]:
@@ -17,45 +16,38 @@ def held(graph: ComputationGraph) -> dict[str, str]:
     return {op["name"]: last for op in graph.to_ops() for last, _ in op.get("held", ())}
 
 
-class Caller(nn.Module):
-    """Calls a function that needs its sine only in the middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rest(self.layer(x)) * 3
-
-    def rest(self, y: Tensor) -> Tensor:
-        z = y.sin()
-        return z.neg().sum()
+def rest(y: Tensor) -> Tensor:
+    """Needs its sine only in the middle."""
+    z = y.sin()
+    return z.neg().sum()
 
 
-class Gates(Parts):
+def caller() -> nn.Module:
+    return Made(lambda self, x: rest(self.layer(x)) * 3, layer=nn.Linear(4, 4, bias=False))
+
+
+def gates(self: Any, x: Tensor) -> Tensor:
     """Changes both halves of a tensor in place, as recurrent layers do, and saves one of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, other = torch.unsafe_chunk(self.layer(x), 2, 1)
-        one.sigmoid_()
-        other.mul_(2)
-        return (one + other.neg()).sum()
+    one, other = torch.unsafe_chunk(self.layer(x), 2, 1)
+    one.sigmoid_()
+    other.mul_(2)
+    return (one + other.neg()).sum()
 
 
 def test_a_variable_is_held_until_its_function_has_returned() -> None:
-    graph = capture_training(Caller().to("meta"), [meta(2, 4)])
+    graph = capture_training(caller().to("meta"), [meta(2, 4)])
     # the sine is needed until it is negated, and is there until the sum is
     assert held(graph)["sin"] == "sum"
 
 
 def test_half_of_a_tensor_is_held_with_the_other() -> None:
-    graph = capture_training(Gates(layer=nn.Linear(4, 4, bias=False)).to("meta"), [meta(2, 4)])
+    graph = capture_training(Made(gates, layer=nn.Linear(4, 4, bias=False)).to("meta"), [meta(2, 4)])
     assert held(graph)["mul"] == "grad/sigmoid_backward"
     assert "sigmoid" not in held(graph)
 
 
 def test_micro_batches_hold_alike() -> None:
-    graph = capture_training(Caller().to("meta"), [meta(8, 4)], micro_batches=4)
+    graph = capture_training(caller().to("meta"), [meta(8, 4)], micro_batches=4)
     of = {graph.op_names[op]: int(graph.micro_batches[op]) for op in range(graph.num_ops)}
     pairs = [(of[name], of[last]) for name, last in held(graph).items() if "sin" in name]
     assert pairs == [(number, number) for number in range(4)]

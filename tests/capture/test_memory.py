@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
-from tests.captures import Made, inputs_of, meta, record, training
+from tests.capture.zoo import Block
+from tests.captures import Checkpointed, Made, inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
-from tests.parts import Parts
 
 
 def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
@@ -107,26 +108,11 @@ def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
     assert [name.split("/")[-1] for name in made] == ["add"], "the sum of two gradients, and neither of them"
 
 
-class Blocks(nn.Module):
-    """Blocks of four layers, each followed by its activation, with checkpoints or without."""
-
-    def __init__(self, num_blocks: int, width: int, again: bool) -> None:
-        super().__init__()
-        layers = [[m for _ in range(4) for m in (nn.Linear(width, width), nn.Tanh())] for _ in range(num_blocks)]
-        self.blocks = nn.ModuleList(nn.Sequential(*block) for block in layers)
-        self.again = again
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
-        return x.square().mean()
-
-
 def test_checkpoints_save_memory_and_cost_time() -> None:
     num_blocks, width, batch = 6, 64, 1024
     size = 4 * batch * width  # of one activation
     plain, again = (
-        on_one_device(capture_training(Blocks(num_blocks, width, again).to("meta"), [meta(batch, width)]))
+        on_one_device(capture_training(Checkpointed(width, num_blocks, 4, again).to("meta"), [meta(batch, width)]))
         for again in (False, True)
     )
     live = [int(s.peak_memory[0] - s.problem.resident_bytes.sum()) for s in (plain, again)]
@@ -144,7 +130,7 @@ def test_checkpoints_save_memory_and_cost_time() -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_one_device_holds_no_more_by_priority_than_in_the_order_of_the_program(again: bool) -> None:
     """Gradients of weights, on which no path hangs, would else keep all activations to the end, recomputed ones too."""
-    graph = capture_training(Blocks(4, 16, again).to("meta"), [meta(256, 16)])
+    graph = capture_training(Checkpointed(16, 4, 4, again).to("meta"), [meta(256, 16)])
     in_order = on_one_device(graph)
     by_priority = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
     assert by_priority.problem.dispatch == "priority"
@@ -153,7 +139,7 @@ def test_one_device_holds_no_more_by_priority_than_in_the_order_of_the_program(a
 
 
 def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:
-    graph = capture_training(Blocks(3, 8, True).to("meta"), [meta(2, 8)])
+    graph = capture_training(Checkpointed(8, 3, 4).to("meta"), [meta(2, 8)])
     for block in range(3):
         first = next(n for n in graph.op_names if n.startswith(f"blocks.{block}.0@1/grad/addmm"))
         *_, awaited = record(graph, first)["inputs"]
@@ -201,14 +187,12 @@ def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None
 
 
 def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
-    class Halves(Parts):
+    def halves(module: Any, x: Tensor) -> Tensor:
         """Of a product cut in two, one half is needed at once and the other at the end."""
+        left, right = module.layer(x).chunk(2, dim=1)
+        return left.exp().exp() + right
 
-        def forward(self, x: Tensor) -> Tensor:
-            left, right = self.layer(x).chunk(2, dim=1)
-            return left.exp().exp() + right
-
-    graph = capture_inference(Halves(layer=nn.Linear(4, 64, bias=False)).to("meta"), [meta(128, 4)])
+    graph = capture_inference(Made(halves, layer=nn.Linear(4, 64, bias=False)).to("meta"), [meta(128, 4)])
     product, half = graph.index["layer/mm"], 4 * 128 * 32
     (parts,) = np.flatnonzero(np.array(graph.op_types) == "aten.split")
     owners = storage(graph)
@@ -218,27 +202,11 @@ def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
     assert schedule.peak_memory[0] - schedule.problem.resident_bytes.sum() == 4 * half
 
 
-class Attention(nn.Module):
+def attention(dropout: float) -> nn.Module:
     """A transformer's encoder of two layers with a classifier."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True)
-        self.encoder, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.encoder(x)[:, 0])
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norms[0](self.convolutions[0](x)))
-        return F.relu(x + self.norms[1](self.convolutions[1](y)))
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Made(lambda self, x: self.out(self.encoder(x)[:, 0]), encoder=encoder, out=nn.Linear(32, 10))
 
 
 STEPS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -246,14 +214,14 @@ STEPS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.ReLU())], nn.Linear(64, 10)),
         torch.zeros(128, 64),
     ),
-    "transformer": lambda: (Attention(0.0), torch.zeros(8, 24, 32)),
-    "transformer with dropout": lambda: (Attention(0.1), torch.zeros(8, 24, 32)),
+    "transformer": lambda: (attention(0.0), torch.zeros(8, 24, 32)),
+    "transformer with dropout": lambda: (attention(0.1), torch.zeros(8, 24, 32)),
     "cnn": lambda: (
         nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1),
-            *[Residual(8) for _ in range(3)],
+            *[Block(8) for _ in range(3)],
             nn.MaxPool2d(2),
-            Residual(8),
+            Block(8),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
             nn.Linear(8, 10),
@@ -277,16 +245,6 @@ def assert_as_real(module: nn.Module, x: Tensor, targets: list[Tensor], error: f
     assert live == pytest.approx(peak_of_training_step(module, [x], F.cross_entropy, targets), rel=error)
 
 
-class Recurrent(nn.Module):
-    def __init__(self, layers: nn.RNNBase) -> None:
-        super().__init__()
-        self.layers, self.out = layers, nn.LazyLinear(10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(self.layers(x)[0])
-        return out.mean(1)
-
-
 @pytest.mark.parametrize(
     "layers",
     [
@@ -300,7 +258,8 @@ class Recurrent(nn.Module):
 )
 def test_recurrent_layers_hold_as_much_as_in_a_real_step(layers: nn.RNNBase) -> None:
     """They keep the gates of all time steps until they have stacked the results, and gates cut of one tensor whole."""
-    module, x, targets = Recurrent(layers), torch.randn(16, 12, 32), [torch.zeros(16, dtype=torch.long)]
+    module = Made(lambda self, x: self.out(self.layers(x)[0]).mean(1), layers=layers, out=nn.LazyLinear(10))
+    x, targets = torch.randn(16, 12, 32), [torch.zeros(16, dtype=torch.long)]
     module(x)
     assert_as_real(module, x, targets, 0.03)
 

@@ -1,16 +1,15 @@
 """Which nodes of a trace become ops, and what they cost."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture.trace import capture_inference, capture_training
-from tests.captures import inputs_of, meta, record, training
-from tests.parts import Parts
+from tests.captures import Made, inputs_of, meta, record, training
 
 
 @pytest.mark.parametrize(
@@ -38,14 +37,6 @@ def test_flops_of_convolutions(conv: nn.Module, forward: int) -> None:
     assert first["outputs"] == [4 * 8 * 8]
 
 
-def test_flops_agree_with_a_real_run() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
-    x = torch.randn(4, 3, 8, 8)
-    with FlopCounterMode(display=False) as counter:
-        module(x).sum().backward()
-    assert capture_training(module, [x], lambda y: y.sum()).flops.sum() == counter.get_total_flops()
-
-
 def test_in_place_ops_become_ops_with_outputs() -> None:
     graphs = [
         training(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=in_place)), meta(2, 4))
@@ -59,12 +50,11 @@ def test_in_place_ops_become_ops_with_outputs() -> None:
 
 
 def test_views_are_left_out_and_slices_cost_nothing() -> None:
-    class Slices(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            a, b, c = self.layer(x).t().t().reshape(2, 12).chunk(3, dim=1)
-            return torch.sigmoid(a) * torch.tanh(b) + c.exp()
+    def slices(self: Any, x: Tensor) -> Tensor:
+        a, b, c = self.layer(x).t().t().reshape(2, 12).chunk(3, dim=1)
+        return torch.sigmoid(a) * torch.tanh(b) + c.exp()
 
-    graph = training(Slices(layer=nn.Linear(8, 12, bias=False)), meta(2, 8))
+    graph = training(Made(slices, layer=nn.Linear(8, 12, bias=False)), meta(2, 8))
     assert not {"aten.t", "aten.view", "aten.detach", "aten.alias"} & set(graph.op_types)
     split = record(graph, "split")
     assert (split["flops"], split["bytes_accessed"]) == (0.0, 0.0)
@@ -76,17 +66,13 @@ def test_views_are_left_out_and_slices_cost_nothing() -> None:
 
 
 def test_constants_are_left_out() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.register_buffer("mask", torch.ones(4))
-            self.plain = torch.ones(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) * self.mask + torch.zeros(4) + torch.zeros_like(x) + self.plain
-
-    graph = capture_training(Masked(), [torch.ones(2, 4)], lambda y: y.sum())
+    masked = Made(
+        lambda self, x: self.layer(x) * self.mask + torch.zeros(4) + torch.zeros_like(x) + self.plain,
+        layer=nn.Linear(4, 4),
+        plain=torch.ones(4),
+    )
+    masked.register_buffer("mask", torch.ones(4))
+    graph = capture_training(masked, [torch.ones(2, 4)], lambda y: y.sum())
     assert Counter(graph.op_types)["aten.add"] == 3
     assert not {"aten.zeros", "aten.zeros_like", "aten.ones_like"} & set(graph.op_types)
     assert record(graph, "mul")["param_bytes"] == 4 * 4
@@ -109,21 +95,17 @@ def test_attention_and_transformer() -> None:
 def test_what_is_written_back_to_buffers_is_in_the_graph() -> None:
     """A codebook is averaged after the output is made, and nothing else reads the product; a counter is left out."""
 
-    class Codebook(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-            self.register_buffer("sums", torch.zeros(5, 3))
-            self.register_buffer("calls", torch.zeros(()))
+    def averaged(self: Any, x: Tensor, codes: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        with torch.no_grad():
+            self.sums.mul_(0.9).add_(codes.t() @ y)
+            self.calls += 1
+        return y
 
-        def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-            y = self.layer(x)
-            with torch.no_grad():
-                self.sums.mul_(0.9).add_(codes.t() @ y)
-                self.calls += 1
-            return y
-
-    graph = capture_training(Codebook(), [torch.ones(7, 4), torch.ones(7, 5)], lambda y: y.square().mean())
+    codebook = Made(averaged, layer=nn.Linear(4, 3))
+    codebook.register_buffer("sums", torch.zeros(5, 3))
+    codebook.register_buffer("calls", torch.zeros(()))
+    graph = capture_training(codebook, [torch.ones(7, 4), torch.ones(7, 5)], lambda y: y.square().mean())
     assert graph.op_types.count("aten.mm") == 2
     assert graph.flops.sum() == 2 * 7 * 4 * 3 * 2 + 2 * 5 * 7 * 3
     assert graph.op_types.count("aten.add") == 1

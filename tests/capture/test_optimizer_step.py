@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from placeto.capture import capture_training
-from tests.captures import meta, mlp, record
+from tests.captures import Made, meta, mlp, record
 
 
 @pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 3), ("momentum", 5), ("adam", 7)])
@@ -29,16 +29,9 @@ def test_an_op_for_each_parameter_reads_and_writes_it_where_it_is(optimizer: str
 
 
 def test_frozen_parameters_have_none_and_constant_gradients_no_edge() -> None:
-    class Module(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-            self.added = nn.Parameter(torch.ones(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x * self.frozen + self.added).sum()
-
-    graph = capture_training(Module(), [torch.ones(3)], optimizer_step=True)
+    parts = {name: nn.Parameter(torch.ones(3), requires_grad=name == "added") for name in ("frozen", "added")}
+    module = Made(lambda self, x: (x * self.frozen + self.added).sum(), **parts)
+    graph = capture_training(module, [torch.ones(3)], optimizer_step=True)
     updates = [op for op, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == "optimizer.adam"]
     assert updates == ["added/adam"]
     assert record(graph, "added/adam")["inputs"] == [["added", 0]]

@@ -16,7 +16,6 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made
-from tests.parts import Parts
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
@@ -68,12 +67,8 @@ def test_autocast_as_on_a_gpu(precision: str, dtype: str) -> None:
 
 
 def test_a_module_that_autocasts_by_itself() -> None:
-    class Casting(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.inner(x)
-
-    assert by_type(capture_inference(Casting(inner=nn.Linear(4, 4)), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
+    casting = Made(torch.autocast("cpu", torch.bfloat16)(lambda self, x: self.inner(x)), inner=nn.Linear(4, 4))
+    assert by_type(capture_inference(casting, [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
 
 
 def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:
@@ -165,12 +160,9 @@ def test_convolutions_of_channels_last_say_so() -> None:
 
 
 def test_what_a_gpu_does_in_one_dropout_says_so() -> None:
-    class Masked(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mask(self.inner(x)).sum()
-
     def parts(mask: Callable[[Tensor], Tensor]) -> list[str]:
-        graph = capture_training(Masked(inner=nn.Linear(4, 4), mask=mask), [torch.randn(3, 4, 4, 4)])
+        masked = Made(lambda self, x: mask(self.inner(x)).sum(), inner=nn.Linear(4, 4))
+        graph = capture_training(masked, [torch.randn(3, 4, 4, 4)])
         return [kind for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kernel == "dropout"]
 
     whole = ["aten.bernoulli", "aten.div", "aten.mul", "aten.mul"]

@@ -1,6 +1,7 @@
 """What the recorder writes down, and what it doesn't take."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
 from placeto.problem.step.micro_batches import NO_CALL
 from tests.captures import Made
-from tests.parts import Parts
 
 
 def targets(traced: torch.fx.GraphModule) -> list[str]:
@@ -59,20 +59,12 @@ def test_mutations_become_new_tensors() -> None:
     assert torch.equal(pure(x)[0], change(x)[0])
 
 
-class Changing(nn.Module):
+def changing(self: Any, x: Tensor) -> Tensor:
     """Changes what it has made, and a buffer, in place."""
-
-    def __init__(self, change: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.layer, self.change = nn.Linear(4, 4), change
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.calls: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        y = self.layer(x).sin()
-        self.change(y)
-        return y * 2
+    self.calls += 1
+    y = self.layer(x).sin()
+    self.change(y)
+    return y * 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +85,8 @@ def test_what_is_changed_in_place_and_nobody_else_shows_takes_one_pass(
     """The counter of calls is written back in the end, in either case."""
     seconds = []
     monkeypatch.setattr(steps, "functional", lambda *given: seconds.append(given) or functional(*given))
-    module, x = Changing(change), torch.randn(3, 4)
+    module, x = Made(changing, layer=nn.Linear(4, 4), change=change), torch.randn(3, 4)
+    module.register_buffer("calls", torch.zeros((), dtype=torch.long))
     traced = trace_inference(module, [x]).traced
     assert 1 + len(seconds) == passes
     assert not any(target.removesuffix(".default").endswith("_") for target in targets(traced)[:-1])
@@ -120,12 +113,11 @@ def test_inputs_that_share_memory_are_told_apart_by_the_second_pass() -> None:
 
 
 def test_constants_of_the_module_are_kept() -> None:
-    class Module(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layer(x) * self.scale + torch.tensor(1.0)
-            return y if torch.tensor(True) else y * torch.tensor(2.0).item()
+    def scaled(self: Any, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) * self.scale + torch.tensor(1.0)
+        return y if torch.tensor(True) else y * torch.tensor(2.0).item()
 
-    module, x = Module(layer=nn.Linear(2, 2), scale=torch.tensor([2.0, 3.0])), torch.randn(3, 2)
+    module, x = Made(scaled, layer=nn.Linear(2, 2), scale=torch.tensor([2.0, 3.0])), torch.randn(3, 2)
     traced = trace_inference(module, [x]).traced
     (made,) = traced(module.layer.weight, module.layer.bias, x)
     assert torch.equal(made, module(x))

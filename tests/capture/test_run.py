@@ -1,30 +1,27 @@
 """Modules whose sizes depend on values: refused with what to do, or captured by computing one step."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from placeto.capture import CaptureError, capture_training, trace_training
-from tests.capture.zoo import Experts
-from tests.captures import meta, mlp
+from tests.capture.zoo import Experts, experts
+from tests.captures import Made, meta, mlp
 
 
-class Chosen(nn.Module):
-    """Its second layer works on the positive rows only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        (rows,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
-        return self.two(torch.relu(self.one(x)[rows]))
+def chosen(self: Any, x: Tensor) -> Tensor:
+    """The second layer works on the positive rows only."""
+    self.count += 1
+    (rows,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
+    return self.two(torch.relu(self.one(x)[rows]))
 
 
 def test_sizes_are_those_of_the_example() -> None:
-    module, x = Chosen(), torch.tensor([[1.0] * 4, [-1.0] * 4, [2.0] * 4])
+    module = Made(chosen, one=nn.Linear(4, 4, bias=False), two=nn.Linear(4, 4, bias=False))
+    module.register_buffer("count", torch.zeros(()))
+    x = torch.tensor([[1.0] * 4, [-1.0] * 4, [2.0] * 4])
     with pytest.raises(CaptureError, match=r"test_run.py:\d+: DynamicOutputShape.*; .* by `placeto capture --run`"):
         capture_training(module, [x], lambda y: y.sum())
     before = torch.get_rng_state()
@@ -38,18 +35,10 @@ def test_sizes_are_those_of_the_example() -> None:
 
 
 def test_a_value_may_be_asked_for() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layer(x)
-            return y * 2 if y.detach().sum().item() > 1e9 else y
-
+    scaled = Made(lambda self, x: self.layer(x * 2 if x.sum().item() > 1e9 else x), layer=nn.Linear(4, 4))
     with pytest.raises(CaptureError, match=r"DataDependentOutput.*, or have the step computed once"):
-        capture_training(Scaled(), [torch.ones(2, 4)], lambda y: y.sum())
-    graph = capture_training(Scaled(), [torch.ones(2, 4)], lambda y: y.sum(), run=True)
+        capture_training(scaled, [torch.ones(2, 4)], lambda y: y.sum())
+    graph = capture_training(scaled, [torch.ones(2, 4)], lambda y: y.sum(), run=True)
     assert "aten.mul" not in graph.op_types
 
 
@@ -68,7 +57,7 @@ def test_random_choices_are_the_same_in_both_passes() -> None:
             x[0] = 0
             return super().forward(x + torch.randn_like(x))
 
-    capture = trace_training(Drawn(), [torch.randn(12, 8)], lambda y: y.sum(), run=True)
+    capture = trace_training(experts(Drawn).module, [torch.randn(12, 8)], lambda y: y.sum(), run=True)
     assert not any("_." in str(node.target) for node in capture.traced.graph.nodes), "no mutation is left"
 
 

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import CaptureError, capture_training
+from tests.captures import square
 
 X = torch.randn(12, 6)
-
-
-def square(output: Tensor) -> Tensor:
-    return output.square().mean()
 
 
 class Statistics(nn.Module):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,9 +111,10 @@ def autograd_pairs(module: nn.Module, x: Tensor) -> set[Pair]:
     """The same by the graph that PyTorch keeps for ``backward()``."""
     made: dict[object, str] = {}  # node of autograd -> module
 
-    def reach(tensors: list[Tensor]) -> set[object]:
+    def reach(*nodes: Any) -> set[object]:
+        """These and all before them."""
         found: set[object] = set()
-        stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        stack = list(nodes)
         while stack:
             node = stack.pop()
             if node is not None and node not in found:
@@ -122,7 +124,7 @@ def autograd_pairs(module: nn.Module, x: Tensor) -> set[Pair]:
 
     def hook(path: str) -> Callable[..., None]:
         def after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            for node in reach([output]) - reach(list(inputs)):
+            for node in reach(output.grad_fn) - reach(*(given.grad_fn for given in inputs)):
                 made.setdefault(node, path)
 
         return after
@@ -131,24 +133,13 @@ def autograd_pairs(module: nn.Module, x: Tensor) -> set[Pair]:
         if path:
             part.register_forward_hook(hook(path))
     loss = module(x)
-    nodes = reach([loss])
+    nodes = reach(loss.grad_fn)
     paths = {path for node, path in made.items() if node in nodes}
 
     def before(path: str) -> set[str]:
         """Modules whose results reach those of a module."""
-        below: set[object] = set()
-        for node in [node for node, of in made.items() if of == path]:
-            below |= set().union(*(closed(parent) for parent, _ in node.next_functions if parent is not None), set())
+        below = reach(*(node for node, of in made.items() if of == path))
         return {made[node] for node in below if node in made} - {path}
-
-    def closed(node: object) -> set[object]:
-        found, stack = {node}, [node]
-        while stack:
-            for parent, _ in stack.pop().next_functions:  # type: ignore[attr-defined]
-                if parent is not None and parent not in found:
-                    found.add(parent)
-                    stack.append(parent)
-        return found
 
     pairs: set[Pair] = set()
     for path in paths:

@@ -143,12 +143,8 @@ def attention() -> Step:
     return Step(Attention(qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)), [torch.randn(2, 6, 16)], total)
 
 
-class Experts(nn.Module):
+class Experts(Parts):
     """A mixture of experts, each given the tokens that chose it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.experts = nn.Linear(8, 3), nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router(x).softmax(-1).topk(1)
@@ -160,8 +156,9 @@ class Experts(nn.Module):
         return out
 
 
-def experts() -> Step:
-    return Step(Experts(), [torch.randn(12, 8)], total)
+def experts(kind: type[Experts] = Experts) -> Step:
+    net = kind(router=nn.Linear(8, 3), experts=nn.ModuleList([nn.Linear(8, 8) for _ in range(3)]))
+    return Step(net, [torch.randn(12, 8)], total)
 
 
 def masked_experts() -> Step:
@@ -171,16 +168,11 @@ def masked_experts() -> Step:
             parts = [torch.where(chosen == i, expert(x) * weights, 0.0) for i, expert in enumerate(self.experts)]
             return torch.stack(parts).sum(0)
 
-    return Step(Masked(), [torch.randn(12, 8)], total)
+    return experts(Masked)
 
 
 def dlrm() -> Step:
-    class Recommender(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tables = nn.ModuleList([nn.EmbeddingBag(30, 8, mode="sum") for _ in range(3)])
-            self.dense, self.top = nn.Linear(4, 8), nn.Linear(8 + 6, 1)
-
+    class Recommender(Parts):
         def forward(self, dense: Tensor, sparse: list[Tensor]) -> Tensor:
             features = [self.dense(dense), *(table(x) for table, x in zip(self.tables, sparse, strict=True))]
             stacked = torch.stack(features, dim=1)
@@ -188,8 +180,10 @@ def dlrm() -> Step:
             pairs = torch.bmm(stacked, stacked.transpose(1, 2))[:, i, j]
             return self.top(torch.cat([features[0], pairs], dim=1))
 
+    tables = nn.ModuleList([nn.EmbeddingBag(30, 8, mode="sum") for _ in range(3)])
     sparse = [torch.randint(30, (5, 2)) for _ in range(3)]
-    return Step(Recommender(), [torch.randn(5, 4), sparse], total)
+    net = Recommender(tables=tables, dense=nn.Linear(4, 8), top=nn.Linear(8 + 6, 1))
+    return Step(net, [torch.randn(5, 4), sparse], total)
 
 
 def capsule() -> Step:
@@ -230,21 +224,16 @@ def frozen() -> Step:
 
 
 def checkpointed(reentrant: bool) -> Step:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.parts = nn.Linear(8, 8), nn.ModuleList([mlp_block() for _ in range(2)])
-
+    class Checkpointed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             for part in self.parts:
                 x = checkpoint(part, x, use_reentrant=reentrant)
             return x
 
-    def mlp_block() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
-
-    return Step(Checkpointed(), [torch.randn(4, 8)], total)
+    first = nn.Linear(8, 8)
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(2))
+    return Step(Checkpointed(first=first, parts=blocks), [torch.randn(4, 8)], total)
 
 
 def spectral() -> Step:
@@ -274,17 +263,13 @@ def einsums() -> Step:
 def graph_net(kind: str) -> Step:
     from torch_geometric import nn as geometric
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            conv = getattr(geometric, kind)
-            self.one, self.two = conv(8, 6), conv(6, 3)
-
+    class Net(Parts):
         def forward(self, x: Tensor, edges: Tensor) -> Tensor:
             return self.two(F.relu(self.one(x, edges)), edges)
 
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
-    return Step(Net(), [torch.randn(6, 8), edges], total)
+    conv = getattr(geometric, kind)
+    return Step(Net(one=conv(8, 6), two=conv(6, 3)), [torch.randn(6, 8), edges], total)
 
 
 ZOO = {

@@ -1,7 +1,6 @@
 """What all commands share: help, graphs, clusters and checkpoints as arguments, errors and interruption."""
 
 import itertools
-import json
 import os
 import re
 import resource
@@ -16,7 +15,6 @@ import pytest
 
 from placeto.cli import command as cli
 from placeto.cli import list as list_command
-from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.signals import Interruption
 from tests.command_line import fails, run
@@ -107,56 +105,10 @@ def test_graphs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "bad.graph.txt" in fails(capsys, "place", tmp_path / "bad.graph.txt", "--cluster", "2xv100")
 
 
-def cyclic() -> str:
-    ops = [{"name": "a", "inputs": [["b", 0]], "outputs": [1]}, {"name": "b", "inputs": [["a", 0]], "outputs": [1]}]
-    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": ops})
-
-
-def not_a_number() -> str:
-    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": [{"name": "a", "flops": float("nan")}]})
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(cyclic(), "on a cycle"), (not_a_number(), "'a'"), ("{", "not valid JSON"), ("[]", "not a graph file")],
-)
-def test_bad_graph_files(content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    message = fails(capsys, "place", path, "--cluster", "2xv100", "--placer", "single")
-    assert "bad.json" in message
-    assert says in message
-
-
-@pytest.mark.parametrize(
-    ("graph", "says"),
-    [
-        ("missing.json", "no such file"),
-        ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
-        ("a:b:c:d", "no such file"),
-        (".", "is a directory"),
-        ("README.md", "unknown kind of graph file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt"),
-    ],
-)
-def test_unknown_graphs(graph: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in fails(capsys, "place", graph, "--cluster", "2xv100", "--placer", "single")
-
-
-def test_unknown_commands_and_clusters(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_unknown_or_no_checkpoint(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "commands: train, plan, fits, place" in fails(capsys, "plaice")
     assert "commands: train, plan, fits, place" in fails(capsys, "--plaice")
-    assert "4xv100" in fails(capsys, "place", graph_file, "--cluster", "5xq100", "--placer", "single")
     assert "families" in fails(capsys, "list", "everything")
-
-
-def test_bad_cluster_and_checkpoint_files(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_cluster(load_cluster("2xv100"), tmp_path / "cluster.json")
-    document = json.loads((tmp_path / "cluster.json").read_text())
-    document["bandwidth"] = [[1.0, 1.0]]
-    (tmp_path / "cluster.json").write_text(json.dumps(document))
-    message = fails(capsys, "place", graph_file, "--cluster", tmp_path / "cluster.json", "--placer", "single")
-    assert "cluster.json" in message
-    assert "bandwidth" in message
     checkpoint = ("--checkpoint", graph_file)
     assert "fork.json: not a checkpoint" in fails(capsys, "place", graph_file, "--cluster", "2xv100", *checkpoint)
 

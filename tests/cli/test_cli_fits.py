@@ -30,11 +30,10 @@ LLAMA = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "net.py").write_text(NET)
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    Path("net.py").write_text(NET)
+    Path("config.json").write_text(json.dumps(LLAMA))
 
 
 def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,12 +62,11 @@ def alone():
 ON = ("--cluster", "2xv100", "--placer", "heft")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)  # of another test in this process
     Path("net.py").write_text(MODEL)
-    return tmp_path
 
 
 def graph_of(name: str, **options: object) -> str:
@@ -103,13 +102,13 @@ def graph_of(name: str, **options: object) -> str:
     ids=" ".join,
 )
 def test_a_function_is_captured_as_the_library_would(
-    factory: str, words: tuple[str, ...], options: dict[str, object], folder: Path
+    factory: str, words: tuple[str, ...], options: dict[str, object]
 ) -> None:
     assert run("place", f"net.py:{factory}", *ON, "-o", "p.json", *words) == 0
     assert load_placement("p.json").graph_hash == graph_of(factory, **options)
 
 
-def test_losses_of_torch_take_the_targets(folder: Path) -> None:
+def test_losses_of_torch_take_the_targets() -> None:
     from torch.nn.functional import cross_entropy
 
     assert (
@@ -118,7 +117,7 @@ def test_losses_of_torch_take_the_targets(folder: Path) -> None:
     assert load_placement("p.json").graph_hash == graph_of("classes", loss=cross_entropy)
 
 
-def test_all_commands_take_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Each says of the function what it says of the file that `placeto capture` writes."""
     split, named = ("--micro-batches", "2"), "net.py:train(width=8)"
     assert run("capture", named, "-o", "net.json", *split) == 0
@@ -144,7 +143,7 @@ def test_all_commands_take_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert said[0] == said[1]
 
 
-def test_modules_that_must_not_be_split_are_kept_as_the_library_keeps_them(folder: Path) -> None:
+def test_modules_that_must_not_be_split_are_kept_as_the_library_keeps_them() -> None:
     import torch
 
     assert run("place", "net.py:train", *ON, "--whole-modules", "--whole", "last", "-o", "p.json") == 0
@@ -161,7 +160,7 @@ def test_modules_that_must_not_be_split_are_kept_as_the_library_keeps_them(folde
     assert all(len(devices) == 1 for devices in of.values()), of
 
 
-def test_the_report_places_rivals_in_whole_modules_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_places_rivals_in_whole_modules_too(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, PlacementResult]] = []
     real = page._compared
     monkeypatch.setattr(page, "_compared", lambda s, p, rivals, w: shown.append(rivals) or real(s, p, rivals, w))
@@ -179,7 +178,7 @@ def test_the_report_places_rivals_in_whole_modules_too(folder: Path, monkeypatch
     assert times[0]["etf"] < times[1]["etf"], "towers inside a pair can't be split"
 
 
-def test_a_placement_of_another_graph_is_refused_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_placement_of_another_graph_is_refused_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("place", "net.py:train", *ON, "-o", "p.json") == 0
     capsys.readouterr()
     on = ("--placement", "p.json", "--cluster", "2xv100")
@@ -230,6 +229,8 @@ MISTAKES = [
     ("cifar10", "cifar10 is a family of graphs: write cifar10:train:0, its splits are train, validation, test"),
     ("cifar10:test", "cifar10 is a family of graphs: write cifar10:test:0"),
     ("cifar10:test:x", "index must be 0 to 31, not 'x'"),
+    ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
+    ("folder/README.md", "unknown kind of graph file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt"),
     (
         "no such thing",
         "no such file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt, dnn-partitioning",
@@ -238,10 +239,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("graph", "says"), MISTAKES, ids=[graph for graph, _ in MISTAKES])
-def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_that_are_none(graph: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("folder/net.py").write_text(MODEL)
-    for empty in ("empty.py", "empty.json", "notebook.ipynb"):
+    for empty in ("empty.py", "empty.json", "notebook.ipynb", "folder/README.md"):
         Path(empty).touch()
     Path("graph.json").write_text("{}")
     Path("built.py").write_text("from torch import nn\n\nmodel = nn.Linear(2, 2)")
@@ -267,13 +268,11 @@ def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytes
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_options_that_are_none(
-    words: tuple[str, ...], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_are_none(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in fails(capsys, "place", "net.py:train", *ON, *words)
 
 
-def test_clusters_that_are_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clusters_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     Path("machine.txt").write_text("GPU 0: Tesla T4")
     for cluster, says in (
         ("4", "unknown cluster '4': presets are 2xk80, "),
@@ -284,7 +283,7 @@ def test_clusters_that_are_none(folder: Path, capsys: pytest.CaptureFixture[str]
         assert says in fails(capsys, "place", "net.py:train", "--cluster", cluster)
 
 
-def test_a_missing_onnx_file_is_told_before_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_onnx_file_is_told_before_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     Path("model.onnx").touch()
     assert "no such file; there is model.onnx" in fails(capsys, "place", "modl.onnx", *ON, "--dim", "batch=4")
 
@@ -297,14 +296,14 @@ def test_options_of_a_capture_are_refused_for_graphs(
     assert says in fails(capsys, "place", graph_file, *ON, *option)
 
 
-def test_graphs_to_train_on(folder: Path) -> None:
+def test_graphs_to_train_on() -> None:
     settings = CaptureOptions(settings=("width=4",))
     problems = _problems(None, "train", ("net.py:train",), load_cluster("2xv100"), ROOFLINE, settings)
     (problem,) = problems.values()
     assert problem.graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
 
 
-def test_a_step_to_be_run_takes_a_loss_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_to_be_run_takes_a_loss_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     step = real_step_of("net.py:bare", TraceOptions(loss="mean"))
     assert step.capture.graph.hash == graph_of("bare", loss=lambda y: y.mean())
     words = ("tune", "net.py:bare", "--devices", "cpu:0,cpu:1", "--loss", "mean", "--inference")
@@ -312,16 +311,15 @@ def test_a_step_to_be_run_takes_a_loss_by_name(folder: Path, capsys: pytest.Capt
     assert "--out a.txt: must end in .json" in fails(capsys, *words[:4], "-o", "a.txt")
 
 
-def test_the_optimizer_decides_the_memory(folder: Path) -> None:
+def test_the_optimizer_decides_the_memory() -> None:
     assert run("place", "net.py:train", *ON, "-o", "adam.json") == 0
     assert run("place", "net.py:train", *ON, "-o", "sgd.json", "--optimizer", "sgd") == 0
     adam, sgd = (sum(load_placement(f"{name}.json").peak_memory.values()) for name in ("adam", "sgd"))
     assert adam > sgd
 
 
-def test_the_page_on_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_capture() -> None:
     """Its factories, and its commands that place them and simulate a placement, work as they stand there."""
-    monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "capture.md").read_text()
     zoo, encoder = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     Path("zoo.py").write_text(zoo)

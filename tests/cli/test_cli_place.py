@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, Device, load_cluster, save_cluster
+from placeto.problem.cluster import Device, load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import simulate
 from tests.command_line import OPS, fails, run
+from tests.toys import linked
 
 
 def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +116,7 @@ def test_the_ratio_is_to_the_fastest_device_that_holds_the_graph(
 ) -> None:
     small = Device("small", "fast", 2e12, 1e12, 10**6, 0.0)
     large = Device("large", "slow", 1e12, 1e12, 10**8, 0.0)
-    save_cluster(Cluster("two", (small, large), np.ones((2, 2)), np.zeros((2, 2))), tmp_path / "two.json")
+    save_cluster(linked([small, large]), tmp_path / "two.json")
     op = {"name": "a", "flops": 2e6, "param_bytes": 10**6, "outputs": [4]}
     save_graph(ComputationGraph.from_ops("one", [op]), tmp_path / "one.json")
     assert run("place", tmp_path / "one.json", "--cluster", tmp_path / "two.json", "--placer", "single") == 0
@@ -209,24 +210,3 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_bad_arguments_of_place(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in fails(capsys, "place", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"format": "other"}, "not a placement file"),
-        ({"extra": 1}, "unknown field 'extra'"),
-        ({"placement": ["gpu:0"]}, "must be an object"),
-        ({"placement": {"a": "gpu:0"}}, "op 'b' of graph 'fork' has no device"),
-        ({"placement": dict.fromkeys("abcd", "tpu")}, "device 'tpu' is not in cluster '2xv100'"),
-        ({"placement": dict.fromkeys("abcde", "gpu:0")}, "op 'e' of the placement is not in graph"),
-        ({"graph_hash": "0" * 64}, "another graph"),
-    ],
-)
-def test_bad_placement_files(
-    change: dict[str, object], says: str, graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    placement = tmp_path / "p.json"
-    document = {"format": "placeto.placement/1", "placement": dict.fromkeys("abcd", "gpu:0")} | change
-    placement.write_text(json.dumps(document))
-    assert says in fails(capsys, "simulate", graph_file, "--cluster", "2xv100", "--placement", placement)

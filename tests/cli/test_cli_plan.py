@@ -43,24 +43,23 @@ def net(batch=8):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "net.py").write_text(NET)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    Path("net.py").write_text(NET)
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_says_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
     program, *commands = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    (folder / "encoder.py").write_text(program)
+    Path("encoder.py").write_text(program)
     for command, printed in zip(commands[::2], commands[1::2], strict=True):
         assert run(*command.split()[1:]) == 0
         assert capsys.readouterr().out == printed
     assert load_placement("plan.json").placement
 
 
-def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "4", "--simulations", "60", "-o", "p.json")
     assert run(*words) == 0
     out, err = capsys.readouterr()
@@ -76,7 +75,7 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "too little" in capsys.readouterr().out
 
 
-def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_has_the_table_the_sentence_and_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net(batch=65536)", "--cluster", "4xv100", "--micro-batches", "4", "--runnable-by", "torch")
     assert run(*words, "--report", "page.html") == 0
     out, page = capsys.readouterr().out, Path("page.html").read_text()
@@ -108,7 +107,7 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
     ],
 )
 def test_what_can_not_be_planned_is_refused(
-    words: tuple[str, ...], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("plan", *words, "--cluster", "4xv100") == 2
     error = capsys.readouterr().err.strip().splitlines()
@@ -117,14 +116,14 @@ def test_what_can_not_be_planned_is_refused(
 
 
 def test_a_number_that_does_not_divide_the_batch_is_refused_before_planning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ways, "_simple_ways", lambda *given: pytest.fail("it plans"))
     assert run("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "3") == 2
     assert "error: --micro-batches 3: net: a batch of 64 can't be split into 3" in capsys.readouterr().err
 
 
-def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_nothing_divides_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", "net.py:net(batch=7)", "--cluster", "2xv100", "--simulations", "0") == 0
     out, err = capsys.readouterr()
     assert "not tried in 2, 4, 8, 16 micro-batches: net: a batch of 7" in out
@@ -133,10 +132,8 @@ def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.C
     assert "\npipeline" in capsys.readouterr().out
 
 
-def test_a_sequence_that_is_not_split_gets_no_hint_on_the_batch(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "net.py").write_text(
+def test_a_sequence_that_is_not_split_gets_no_hint_on_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.py").write_text(
         "import torch\ndef net():\n    return torch.nn.GRU(4, 4), [torch.empty(4, 2, 4)], lambda y: y[0].mean()\n"
     )
     assert run("plan", "net.py:net", "--cluster", "2xv100", "--simulations", "0") == 0
@@ -145,8 +142,8 @@ def test_a_sequence_that_is_not_split_gets_no_hint_on_the_batch(
     assert "note" not in err
 
 
-def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "net.py").write_text(
+def test_a_tool_that_runs_no_pipeline_of_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.py").write_text(
         NET.replace("    return module,", "    module[5].weight = module[0].weight\n    return module,")
     )
     words = ("plan", "net.py:net", "--cluster", "2xv100", "--micro-batches", "2", "--runnable-by", "torch")
@@ -156,17 +153,15 @@ def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest
     assert re.search("no pipeline of net was found that torch runs: .* is read before it by 0 and behind it by 5", err)
 
 
-def test_torch_leaves_out_activation_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "checkpointed.py").write_text(CHECKPOINTED)
+def test_torch_leaves_out_activation_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("checkpointed.py").write_text(CHECKPOINTED)
     words = ("--cluster", "2xv100", "--micro-batches", "2", "--runnable-by", "torch")
     for model, told in (("checkpointed.py:net", True), ("net.py:net", False)):
         assert run("plan", model, *words) == 0
         assert ("torch-pipeline traces the model without its activation checkpoints" in capsys.readouterr().out) == told
 
 
-def test_what_is_no_placement_leaves_the_file_to_the_next_best(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_placement_leaves_the_file_to_the_next_best(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net", "--set", "batch=8192", "--cluster", "2xv100", "--simulations", "0")
     assert run(*words, "--micro-batches", "2", "--headroom", "15.9015GB", "-o", "p.json") == 0
     out, err = capsys.readouterr()
@@ -175,10 +170,10 @@ def test_what_is_no_placement_leaves_the_file_to_the_next_best(
     assert load_placement("p.json").placement
 
 
-def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **small}))
+    Path("config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **small}))
     words = ("plan", "config.json", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "2")
     assert run(*words, "--batch", "2", "--length", "16") == 0
     out = capsys.readouterr().out
@@ -188,11 +183,11 @@ def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str])
     assert f"\nno pipeline can be exported for torch: {told}\n" in out
 
 
-def test_the_ops_of_replicas_fit_where_the_replicas_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "net.py").write_text(CHECKPOINTED)
+def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.py").write_text(CHECKPOINTED)
     cluster = load_cluster("2xv100")
     devices = tuple(replace(device, memory=18_000_000) for device in cluster.devices)
-    save_cluster(replace(cluster, name="tight", devices=devices), folder / "tight.json")
+    save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
     given = "net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2"
     assert run("plan", *given, "--simulations", "0", "-o", "plan.json") == 0
     assert "Use data parallel (2 replicas)" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """`placeto profile`."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,3 @@ def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     }.items():
         assert says in fails(capsys, "profile", *arguments)
     assert not out.exists()
-
-
-def test_costs_of_another_torch_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"format": "placeto.costs/1", "torch": "2.0.1", "fits": {}, "ops": []}))
-    with pytest.raises(ValueError, match=r"costs.json: measured under torch '2.0.1', this is .*: measure again, with"):
-        load_profiled(path)

@@ -46,6 +46,4 @@ def test_mistakes_are_told_in_one_line(
     assert "no placer and no checkpoint is called 'eft'" in fails(
         capsys, *common, "-o", tmp_path / "page.html", "--against", "eft"
     )
-    other = ("report", "ptb:test:0", *ON, "--placement", placement, "-o", tmp_path / "page.html")
-    assert "graph 'ptb" in fails(capsys, *other) or "hash" in fails(capsys, *other)
     assert not (tmp_path / "page.html").exists()

@@ -10,7 +10,7 @@ from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate,
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
 from placeto.placers import LoadError
-from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.files import BusyError
 from placeto.problem.graph import ComputationGraph
 from tests.problem.test_files import held
@@ -28,20 +28,12 @@ def diamond(name: str, time_us: float) -> ComputationGraph:
     return ComputationGraph.from_ops(name, ops)
 
 
-@pytest.fixture
-def graphs() -> dict[str, ComputationGraph]:
-    return {"small": diamond("small", 100.0), "large": diamond("large", 900.0)}
+GRAPHS = {"small": diamond("small", 100.0), "large": diamond("large", 900.0)}
+CLUSTER = load_cluster("2xv100")
 
 
-@pytest.fixture
-def cluster() -> Cluster:
-    return load_cluster("2xv100")
-
-
-def test_rows_come_in_order_with_the_numbers_of_the_placement(
-    graphs: dict[str, ComputationGraph], cluster: Cluster
-) -> None:
-    rows = evaluate(graphs, cluster, SPECS, seeds=(0, 1), processes=1)
+def test_rows_come_in_order_with_the_numbers_of_the_placement() -> None:
+    rows = evaluate(GRAPHS, CLUSTER, SPECS, seeds=(0, 1), processes=1)
     order = [(row["graph"], row["placer"], row["seed"]) for row in rows]
     assert order == [(g, p, s) for g in ("small", "large") for p in ("single", "random") for s in (0, 1)]
     assert rows[0]["makespan_us"] == 5 * 100.0 + 4 * 5.0  # V100 overhead of 5 us an op
@@ -50,23 +42,21 @@ def test_rows_come_in_order_with_the_numbers_of_the_placement(
     assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
 
 
-def test_ratios_are_to_the_best_device_that_holds_the_graph(cluster: Cluster) -> None:
+def test_ratios_are_to_the_best_device_that_holds_the_graph() -> None:
     """The same devices with too little memory: there is none such, and the row says so."""
     graphs = {"g": diamond("g", 100.0)}
     sizes = ((10**9, 4), (4, 4))
     made = []
     for large, small in sizes:
-        first = replace(cluster.devices[0], memory=small)
-        second = replace(cluster.devices[1], memory=large, overhead_us=30.0)
-        made += evaluate(graphs, replace(cluster, devices=(first, second)), SPECS[:1], processes=1)
+        first = replace(CLUSTER.devices[0], memory=small)
+        second = replace(CLUSTER.devices[1], memory=large, overhead_us=30.0)
+        made += evaluate(graphs, replace(CLUSTER, devices=(first, second)), SPECS[:1], processes=1)
     assert [row["single_fits"] for row in made] == [True, False]
     assert made[0]["makespan_us"] == 5 * 100.0 + 4 * 30.0
     assert made[0]["relative"] == 1.0
 
 
-def test_each_row_counts_the_grouping(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_counts_the_grouping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups are cached by problem, so rows don't share a problem."""
     problems = []
     single = HEURISTICS["single"]
@@ -76,13 +66,11 @@ def test_each_row_counts_the_grouping(
         return single(problem, **budget)
 
     monkeypatch.setitem(HEURISTICS, "single", watched)
-    evaluate({"small": graphs["small"]}, cluster, SPECS[:1], seeds=(0, 1), processes=1)
+    evaluate({"small": GRAPHS["small"]}, CLUSTER, SPECS[:1], seeds=(0, 1), processes=1)
     assert len({id(problem) for problem in problems}) == 3  # one to warm up
 
 
-def test_warming_up_is_not_cut_short_by_seconds(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warming_up_is_not_cut_short_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     single = HEURISTICS["single"]
 
@@ -93,14 +81,12 @@ def test_warming_up_is_not_cut_short_by_seconds(
             return single(problem, simulations=simulations, seconds=seconds, seed=seed)
 
         monkeypatch.setitem(HEURISTICS, "single", patient)  # another one each time: one is made ready only once
-        evaluate({"small": graphs["small"]}, cluster, [PlacerSpec("single", "single", **budget)], processes=1)
+        evaluate({"small": GRAPHS["small"]}, CLUSTER, [PlacerSpec("single", "single", **budget)], processes=1)
     assert calls[::2] == [("tiny", 256, None), ("tiny", 5, None), ("tiny", 256, None), ("tiny", None, None)]
     assert calls[1::2] == [("small", None, 0.01), ("small", 5, 0.01), ("small", 9999, None), ("small", None, None)]
 
 
-def test_interrupted_runs_are_continued(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_runs_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "table.json"
     calls: list[str] = []
     single = HEURISTICS["single"]
@@ -114,77 +100,71 @@ def test_interrupted_runs_are_continued(
     monkeypatch.setitem(HEURISTICS, "flaky", flaky)
     specs = [PlacerSpec("flaky", "flaky")]
     with pytest.raises(KeyboardInterrupt):
-        evaluate(graphs, cluster, specs, out=out, processes=1)
+        evaluate(GRAPHS, CLUSTER, specs, out=out, processes=1)
     assert [row["graph"] for row in load_rows(out)] == ["small"]
-    rows = evaluate(graphs, cluster, specs, out=out, processes=1)
+    rows = evaluate(GRAPHS, CLUSTER, specs, out=out, processes=1)
     assert calls == ["tiny", "small", "large", "large"]  # "tiny" warms the placer up, once in a process
     assert rows == load_rows(out)
-    assert evaluate(graphs, cluster, specs, out=out, processes=1) == rows
+    assert evaluate(GRAPHS, CLUSTER, specs, out=out, processes=1) == rows
     assert len(calls) == 4
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_the_first_row_is_saved_at_once(graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path) -> None:
+def test_the_first_row_is_saved_at_once(tmp_path: Path) -> None:
     saved = []
     out = tmp_path / "table.json"
     specs = [PlacerSpec("single", "single")]
-    evaluate(graphs, cluster, specs, out=out, processes=1, report=lambda *_: saved.append(len(load_rows(out))))
+    evaluate(GRAPHS, CLUSTER, specs, out=out, processes=1, report=lambda *_: saved.append(len(load_rows(out))))
     assert saved[0] == 1
 
 
-def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
-    evaluate(graphs, cluster, SPECS, out=out, processes=1)
-    evaluate(graphs, cluster, [PlacerSpec("random", "random", simulations=2)], out=out, processes=1)
+    evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
+    evaluate(GRAPHS, CLUSTER, [PlacerSpec("random", "random", simulations=2)], out=out, processes=1)
     rows = load_rows(out)
     assert sorted((row["graph"], row["placer"]) for row in rows) == sorted(
-        (g, p) for g in graphs for p in ("single", "random")
+        (g, p) for g in GRAPHS for p in ("single", "random")
     )
     assert {row["budget"]["simulations"] for row in rows if row["placer"] == "random"} == {2}
-    changed = graphs | {"small": diamond("small", 50.0)}
-    again = evaluate(changed, cluster, SPECS[:1], out=out, processes=1)
+    changed = GRAPHS | {"small": diamond("small", 50.0)}
+    again = evaluate(changed, CLUSTER, SPECS[:1], out=out, processes=1)
     assert again[0]["makespan_us"] == 5 * 50.0 + 4 * 5.0
 
 
-def test_rows_that_other_code_made_are_made_again(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_other_code_made_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "rows.json"
-    first = evaluate(graphs, cluster, SPECS, out=out, processes=1)
-    assert evaluate(graphs, cluster, SPECS, out=out, processes=1) == first  # with their seconds: none was made again
+    first = evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
+    assert evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1) == first  # with their seconds: none was made again
     monkeypatch.setattr("placeto.evaluation.comparison.code_version", lambda: "another")
-    again = evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    again = evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
     assert {row["key"] for row in again}.isdisjoint(row["key"] for row in first)
     assert len(load_rows(out)) == len(first)
 
 
-def test_rows_of_another_cluster_of_the_same_name_are_made_again(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_rows_of_another_cluster_of_the_same_name_are_made_again(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
-    evaluate(graphs, cluster, SPECS, out=out, processes=1)
-    evaluate(graphs, load_cluster("4xv100"), SPECS, out=out, processes=1)
-    slow = replace(cluster, devices=tuple(replace(device, overhead_us=50.0) for device in cluster.devices))
-    again = evaluate(graphs, slow, SPECS, out=out, processes=1)
+    evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
+    evaluate(GRAPHS, load_cluster("4xv100"), SPECS, out=out, processes=1)
+    slow = replace(CLUSTER, devices=tuple(replace(device, overhead_us=50.0) for device in CLUSTER.devices))
+    again = evaluate(GRAPHS, slow, SPECS, out=out, processes=1)
     assert again[0]["makespan_us"] == 5 * 100.0 + 4 * 50.0
     rows = load_rows(out)
     assert [row for row in rows if row["cluster"] == "2xv100"] == again
     assert len([row for row in rows if row["cluster"] == "4xv100"]) == 4
 
 
-def test_processes_give_the_same_rows(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
-    here = evaluate(graphs, cluster, SPECS, processes=1)
-    there = evaluate(graphs, cluster, SPECS, processes=2)
+def test_processes_give_the_same_rows() -> None:
+    here = evaluate(GRAPHS, CLUSTER, SPECS, processes=1)
+    there = evaluate(GRAPHS, CLUSTER, SPECS, processes=2)
     for row in [*here, *there]:
         del row["seconds"]
     assert here == there
     assert not multiprocessing.active_children()
 
 
-def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
-    rows = evaluate(graphs, cluster, SPECS, processes=1, history=True)
+def test_history_is_kept_on_demand() -> None:
+    rows = evaluate(GRAPHS, CLUSTER, SPECS, processes=1, history=True)
     for row in rows:
         assert row["history"][-1][2] == row["makespan_us"]
     last = np.mean([row["relative"] for row in rows if row["placer"] == "random"])
@@ -229,19 +209,12 @@ def test_unknown_placers() -> None:
         parse_spec("gdp", None, None, None)
 
 
-def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
-    with pytest.raises(EvaluationError, match="share one label"):
-        evaluate(graphs, cluster, [SPECS[0], SPECS[0]])
-
-
 @pytest.mark.parametrize("document", [[], {"format": "other", "rows": []}, {"format": "placeto.evaluation/1"}])
-def test_other_files_are_not_overwritten(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, document: object
-) -> None:
+def test_other_files_are_not_overwritten(tmp_path: Path, document: object) -> None:
     out = tmp_path / "mine.json"
     out.write_text(json.dumps(document))
     with pytest.raises(EvaluationError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
-        evaluate(graphs, cluster, SPECS, out=out, processes=1)
+        evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
     assert json.loads(out.read_text()) == document
 
 
@@ -281,25 +254,23 @@ def test_rows_are_objects(tmp_path: Path, row: object) -> None:
         load_rows(tmp_path / "mine.json")
 
 
-def test_two_evaluations_into_one_file_are_refused(
-    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_two_evaluations_into_one_file_are_refused(tmp_path: Path) -> None:
     """Each would write the rows that were there when it began, and its own: the other's would be lost."""
     path = tmp_path / "table.json"
     with held(path) as process, pytest.raises(BusyError, match=rf"table\.json: process {process.pid} on .* is writing"):
-        evaluate(graphs, cluster, SPECS, out=path, processes=1)
+        evaluate(GRAPHS, CLUSTER, SPECS, out=path, processes=1)
     assert not path.exists()
-    evaluate(graphs, cluster, SPECS, out=path, processes=1)
+    evaluate(GRAPHS, CLUSTER, SPECS, out=path, processes=1)
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
 
 
-def test_modules_stay_whole_where_asked(cluster: Cluster) -> None:
+def test_modules_stay_whole_where_asked() -> None:
     """Two modules of two ops that need nothing of each other: apart they take half as long as both ops of one do."""
     ops = [{"name": f"{m}{i}", "module": m, "outputs": [8], "time_us": {"*": 100.0}} for m in "ab" for i in range(3)]
     ops[5]["time_us"] = {"*": 500.0}
     graphs = {"two": ComputationGraph.from_ops("two", ops)}
     specs = [PlacerSpec("etf", "etf")]
-    (free,) = evaluate(graphs, cluster, specs, processes=1)
-    (whole,) = evaluate(graphs, cluster, specs, processes=1, whole_modules=True)
+    (free,) = evaluate(graphs, CLUSTER, specs, processes=1)
+    (whole,) = evaluate(graphs, CLUSTER, specs, processes=1, whole_modules=True)
     assert free["makespan_us"] == 525.0  # the longest op, and five others beside it
     assert whole["makespan_us"] == 715.0

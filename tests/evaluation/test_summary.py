@@ -79,9 +79,3 @@ def test_mean_curves_of_one_simulation() -> None:
     assert mean_curves([only], "simulations") == {"p": [(4.0, 0.4)]}
     assert mean_curves([only], "seconds") == {"p": [(0.5, 0.4)]}
     assert mean_curves([row("g", "p", 4.0) | {"history": []}], "seconds") == {}
-
-
-def test_graphs_that_take_no_time_have_ratio_1() -> None:
-    nothing = row("g", "p", 0.0) | {"relative": 1.0, "lower_bound_us": 0.0}
-    (summary,) = summarize([nothing])
-    assert (summary.relative, summary.to_best, summary.to_bound) == (1.0, 1.0, 1.0)

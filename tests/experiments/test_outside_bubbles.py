@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from experiments.outside_bubbles import DATA, Bubbles, live_chunks, main, pipeline, schedules
-from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.toys import alike, linked
 
 
 def test_gpipe_takes_what_its_formula_says_and_holds_all_micro_batches() -> None:
     graph = pipeline(3, 1, 5, split=False)
-    devices = tuple(Device(f"gpu:{i}", "gpu", 1e12, 1e12, 10**12) for i in range(3))
-    cluster = Cluster("free", devices, np.full((3, 3), 1e12), np.zeros((3, 3)), link="free")
+    cluster = linked(alike(*[10**12] * 3), 1e12, link="free")
     names = graph.op_names
     order = np.array(
         [names.index(f"F{stage}.{batch}") for batch in range(5) for stage in range(3)]

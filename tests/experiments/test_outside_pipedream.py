@@ -20,10 +20,10 @@ from experiments.outside_pipedream import (
     placed,
 )
 from placeto.formats.pipedream import load
-from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.toys import alike, linked
 
 CHAIN = """\
 node1 -- Input0 -- forward_compute_time=9.0, backward_compute_time=0.0, activation_size=8.0, parameter_size=0.0
@@ -58,8 +58,7 @@ def test_a_step_in_micro_batches_sums_gradients_on_the_replicas(profile: Profile
     graph = in_micro_batches(profile.graph, 4)
     assert len(gradient_sums(graph).home) == 2
     assert int(graph.param_bytes.sum()) == int(profile.graph.param_bytes.sum())
-    devices = tuple(Device(f"gpu:{i}", "gpu", 1e12, 1e12, 10**12) for i in range(3))
-    problem = PlacementProblem(graph, Cluster("toy", devices, np.full((3, 3), 1e9), np.zeros((3, 3))))
+    problem = PlacementProblem(graph, linked(alike(*[10**12] * 3), 1e9))
     placement = placed(profile, problem, Plan(np.array([0, 0, 1]), (2, 1)))
     on = dict(zip(graph.op_names, placement.tolist(), strict=True))
     assert [on[f"node3/grad@{batch}"] for batch in range(4)] == [0, 1, 0, 1]

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from experiments.pipeline_steps import PipelineStep, interleaved, simulated
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Cluster
+from tests.toys import alike, linked
 
 FORWARD, BACKWARD, UPDATE = 10.0, 20.0, 3.0
 
 
 def cluster(devices: int, bandwidth: float = 1e6) -> Cluster:
     """Alike devices; bandwidth in bytes/us."""
-    boards = tuple(Device(f"gpu:{n}", "gpu", 1e12, 1e12, 10**12) for n in range(devices))
-    return Cluster("pipeline", boards, np.full((devices, devices), bandwidth), np.zeros((devices, devices)))
+    return linked(alike(*[10**12] * devices), bandwidth)
 
 
 def step(stages: int, replicas: int, micro_batches: int, boundary_bytes: int = 0) -> PipelineStep:

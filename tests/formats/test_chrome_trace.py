@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from placeto.formats.chrome_trace import chrome_trace, save_chrome_trace
-from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from tests.toys import alike, linked
 
 
 def schedule_of(link: str = "egress", transfers: str = "unicast", name: str = "fork") -> Schedule:
@@ -19,8 +19,7 @@ def schedule_of(link: str = "egress", transfers: str = "unicast", name: str = "f
         {"name": "b", "type": "add", "inputs": [["a", 0]], "module": "decoder", "time_us": {"*": 2.0}},
         {"name": "c", "type": "mul", "inputs": [["a", 0]], "outputs": [1, 2], "time_us": {"*": 1.0}},
     ]
-    devices = tuple(Device(f"gpu:{i}", "toy", 1e12, 1e12, 10**9) for i in range(3))
-    cluster = Cluster("toy", devices, np.full((3, 3), 10.0), np.zeros((3, 3)), transfers, link)
+    cluster = linked(alike(*[10**9] * 3), 10.0, "toy", transfers=transfers, link=link)
     return simulate(PlacementProblem(ComputationGraph.from_ops(name, ops), cluster), np.array([0, 1, 2]))
 
 

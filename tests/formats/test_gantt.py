@@ -6,12 +6,13 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from placeto.formats.gantt import SUFFIXES, PlotError, gantt_figure, gantt_panels, save_figure
-from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.terminal import printable
 from tests.problem.test_files import limited
+from tests.toys import alike, linked
 
 
 def schedule_of(num_modules: int = 3, time_us: float = 500.0) -> Schedule:
@@ -120,9 +121,7 @@ def test_a_caption_is_no_end_of_another_label() -> None:
 def test_only_devices_in_use_have_a_row() -> None:
     """And all rows together have a limited height."""
     problem = schedule_of(64).problem
-    device = problem.cluster.devices[0]
-    devices = tuple(replace(device, name=f"gpu:{i}") for i in range(64))
-    problem = PlacementProblem(problem.graph, Cluster("64", devices, np.ones((64, 64)), np.zeros((64, 64))))
+    problem = PlacementProblem(problem.graph, linked(alike(*[10**9] * 64)))
     few = gantt_figure(simulate(problem, np.arange(64) % 2 * 40))
     assert [tick.get_text().split("\n")[0] for tick in few.axes[0].get_yticklabels()] == ["gpu:0", "gpu:40"]
     assert few.axes[0].get_xlabel().endswith("; 62 of 64 devices are idle")

@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate
@@ -13,12 +12,13 @@ from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import PlanFile, save_plan
 from placeto.placers import load_placer
-from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import PlanError
 from tests.command_line import fails, run
 from tests.formats.torch_toys import captured, chain, planned, tied
 from tests.problem.test_files import limited
+from tests.toys import linked
 
 
 def test_the_plan_says_which_rank_runs_what(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
     assert made.num_ranks == 2  # replicas
     assert len(made.modules) == 1
     slow, fast = Device("a", "slow", 1e12, 1e12, 10**9), Device("b", "fast", 3e12, 1e12, 10**9)
-    uneven = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
+    uneven = linked([slow, fast], 1e4, "uneven")
     message = (
         "^torch runs no pipeline of this step on uneven: .* is read before it by 0 and behind it by 3; .* untie it"
     )

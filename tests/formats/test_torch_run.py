@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx import Interpreter
 
 from placeto.formats.exports import torch_run
-from tests.captures import Made
+from tests.captures import Made, called, linears
 from tests.command_line import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
@@ -118,13 +118,9 @@ def test_the_check_finds_gradients_that_differ(
 
 
 def test_inputs_of_all_kinds_are_taken_apart() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor, *, scale: float, other: list[Tensor]) -> Tensor:
-            return x * scale + other[0]
-
     x, y = torch.ones(4), torch.arange(4.0)
     inputs = {"x": x, "scale": 2.0, "other": [y]}
-    model = torch_run.OfTensors(Model(), inputs)
+    model = torch_run.OfTensors(Made(lambda self, *, x, scale, other: x * scale + other[0]), inputs)
     assert model(*torch_run.tensors_of(inputs)).tolist() == [2.0, 3.0, 4.0, 5.0]
     assert torch_run.OfTensors(nn.Tanh(), x)(x).tolist() == x.tanh().tolist()
     rows = torch.tensor([1, 3])
@@ -133,12 +129,9 @@ def test_inputs_of_all_kinds_are_taken_apart() -> None:
 
 
 def test_outputs_of_all_kinds_reach_the_loss() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> dict[str, Any]:
-            return {"empty": None, "y": x + 1.0, "others": [x.argmax(), "name"], "n": 3}
-
     x = torch.arange(4.0)
-    model = torch_run.OfTensors(Model(), [x])
+    given = called(lambda x: {"empty": None, "y": x + 1.0, "others": [x.argmax(), "name"], "n": 3})
+    model = torch_run.OfTensors(given, [x])
     y, place = tensors = model(x)
     assert (y.tolist(), place.item()) == ([1.0, 2.0, 3.0, 4.0], 3)
     assert model.output.whole(tensors) == {"empty": None, "y": y, "others": [place, "name"], "n": 3}
@@ -183,6 +176,12 @@ def test_what_is_sent_is_contiguous() -> None:
     assert all(leaf.is_contiguous() for leaf in torch_run.copied(nn.Identity(), (), [numbers, given.t()]))
 
 
+def cut_at(path: str, model: nn.Module, inputs: Sequence[Any]) -> Any:
+    """The model in two stages, of which the second begins with a module."""
+    plan = {"split_points": [[path, "beginning"]]}
+    return torch_run.stages_of(torch_run.OfTensors(model, inputs), inputs, plan)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
     class Turned(nn.Linear):
@@ -190,8 +189,7 @@ def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
             return super().forward(x).transpose(1, 2)
 
     x = torch.ones(2, 3, 3)
-    model = torch_run.OfTensors(nn.Sequential(Turned(3, 3), nn.Linear(3, 3)), [x])
-    cut = torch_run.stages_of(model, [x], {"split_points": [["1", "beginning"]]})
+    cut = cut_at("1", nn.Sequential(Turned(3, 3), nn.Linear(3, 3)), [x])
     for stage, op in ((0, "output"), (1, "placeholder")):
         node = next(node for node in cut.get_stage_module(stage).graph.nodes if node.op == op)
         end = node.args[0] if op == "output" else node
@@ -205,8 +203,7 @@ def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
             return super().forward(x)
 
     given = [torch.zeros(2), torch.ones(2, 3)]
-    model = torch_run.OfTensors(Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
-    cut = torch_run.stages_of(model, given, {"split_points": [["1", "beginning"]]})
+    cut = cut_at("1", Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
     assert torch_run.taken_by(cut) == [False, True]
     cut.get_stage_module(0)(*compress(given, torch_run.taken_by(cut)))
 
@@ -219,21 +216,11 @@ def test_modules_that_torch_cuts_in_two_are_refused() -> None:
             with torch.no_grad():
                 return (width / x.shape[1]).cos().sum(0)
 
-    model = Made(
-        lambda self, x: self.second(self.first(x) * self.table(x)),
-        table=Table(),
-        first=nn.Linear(8, 8),
-        second=nn.Linear(8, 8),
-    )
-    plan = {"split_points": [["second", "beginning"]]}
-    x = torch.ones(4, 8)
+    parts, x = {"table": Table(), "first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}, torch.ones(4, 8)
+    model = Made(lambda self, x: self.second(self.first(x) * self.table(x)), **parts)
     with pytest.raises(SystemExit, match=r"error: table: torch can't trace torch.no_grad\(\) or torch.autocast\(\)"):
-        torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], plan)
-    plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    assert (
-        torch_run.stages_of(torch_run.OfTensors(plain, [x]), [x], {"split_points": [["1", "beginning"]]}).num_stages
-        == 2
-    )
+        cut_at("second", model, [x])
+    assert cut_at("1", linears(2, 8), [x]).num_stages == 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -242,7 +229,7 @@ def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError(f"{self.graph} is gone through node by node")
 
     model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
-    cut = torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], {"split_points": [["2", "beginning"]]})
+    cut = cut_at("2", model, [x])
     monkeypatch.setattr(Interpreter, "run", interpreted)
     made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
     assert torch.equal(made, copy.deepcopy(model).train()(x))
@@ -250,15 +237,11 @@ def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_module_may_be_called_self() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.add_module("self", nn.Linear(8, 8))
-            self.output = nn.Linear(8, 8)
+    def attention() -> nn.Module:
+        made = Made(lambda self, x: x + self.output(self.get_submodule("self")(x)), output=nn.Linear(8, 8))
+        made.add_module("self", nn.Linear(8, 8))
+        return made
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.output(self.get_submodule("self")(x))
-
-    model, x = nn.Sequential(Attention(), Attention()), torch.randn(4, 8)
-    cut = torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], {"split_points": [["1", "beginning"]]})
+    model, x = nn.Sequential(attention(), attention()), torch.randn(4, 8)
+    cut = cut_at("1", model, [x])
     assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))

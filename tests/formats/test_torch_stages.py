@@ -19,7 +19,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import PlanError
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made
-from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
+from tests.formats.torch_toys import WIDTH, Late, again, captured, chain, planned, skip, tied
 from tests.toys import toy_cluster, work
 
 GRAPH = captured(chain())
@@ -73,25 +73,17 @@ def test_replicas_that_are_none_are_refused() -> None:
 
 
 def test_models_that_torch_cannot_cut_are_refused() -> None:
-    refused(planned(captured(Skip()), [(0,), (1,), (2,)]), "is read by .*, more than one stage later; .* fewer stages")
-    refused(planned(captured(Late()), [(0,), (1,)]), "reads the model's input x; .* first stage only")
+    refused(planned(captured(skip()), [(0,), (1,), (2,)]), "is read by .*, more than one stage later; .* fewer stages")
+    refused(planned(captured(Late(*chain())), [(0,), (1,)]), "reads the model's input x; .* first stage only")
     refused(planned(captured(tied()), [(0,), (1,)]), "is read before it by 0 and behind it by 3; .* untie it")
-    refused(planned(captured(Again()), [(0,), (1,)]), "no module that is called once begins or ends between")
-    assert len(torch_pipeline(planned(captured(Skip()), [(0,), (1,)])).splits) == 1
+    refused(planned(captured(again()), [(0,), (1,)]), "no module that is called once begins or ends between")
+    assert len(torch_pipeline(planned(captured(skip()), [(0,), (1,)])).splits) == 1
 
 
 def test_outputs_of_an_earlier_stage_are_refused() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            y = self.layers[1](self.layers[0](x))
-            return y, self.layers[3](self.layers[2](y))
-
+    both = Made(lambda self, x: (y := self.layers[:2](x), self.layers[2:](y)), layers=chain())
     graph = capture_training(
-        Both(), [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
+        both, [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
     )
     refused(planned(graph, [(0,), (1,), (2,)]), "layers.1/addmm before it is read by the loss; .* the last stage only")
     assert torch_pipeline(planned(graph, [(0, 1)])).order.plan.replicas == ((0,), (1,))

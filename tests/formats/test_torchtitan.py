@@ -6,16 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.problem.graph import load_graph
+from tests.captures import Made
 from tests.command_line import fails, run
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
 from tests.formats.test_whole_layers import TRAINING, cut
 from tests.formats.torch_toys import WIDTH, captured, chain, planned, save_planned
-from tests.parts import through
 
 GRAPH = captured(chain(8))
 PLANS = {
@@ -77,23 +77,10 @@ def test_replicas_run_one_order() -> None:
         assert [chunk[2] + 1 for chunk in chunks[one]] == [chunk[2] for chunk in chunks[other]]
 
 
-class Flat(nn.Module):
-    """Layers in a list of the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.layers, self.head = linear(), nn.ModuleList(linear() for _ in range(6)), linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return through((self.first, *self.layers, self.head), x)
-
-
-def linear() -> nn.Linear:
-    return nn.Linear(WIDTH, WIDTH)
-
-
 def test_modules_keep_their_names_if_the_model_itself_has_the_layers() -> None:
-    made = torchtitan(planned(captured(Flat()), [(0,), (1,)]))
+    parts = {"first": nn.Linear(WIDTH, WIDTH), "layers": chain(6), "head": nn.Linear(WIDTH, WIDTH)}
+    flat = Made(lambda self, x: self.head(self.layers(self.first(x))), **parts)
+    made = torchtitan(planned(captured(flat), [(0,), (1,)]))
     assert not made.renamed
     assert made.modules == (
         ("first", "layers.0", "layers.1", "layers.2"),

@@ -16,6 +16,7 @@ from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.pipeline_step import in_whole_chunks
 from placeto.simulator.schedule import Schedule, simulate
+from tests.captures import Made, linears, square
 
 WIDTH = 64
 
@@ -23,12 +24,12 @@ WIDTH = 64
 def captured(model: nn.Module, micro_batches: int = 4) -> ComputationGraph:
     """A training step."""
     x = torch.empty(8 * micro_batches, WIDTH)
-    return capture_training(model, [x], lambda y: y.square().mean(), name="model", micro_batches=micro_batches)
+    return capture_training(model, [x], square, name="model", micro_batches=micro_batches)
 
 
 def chain(count: int = 4) -> nn.Module:
     """Layers one after the other."""
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(count)))
+    return linears(count, WIDTH)
 
 
 def planned(
@@ -56,41 +57,27 @@ def save_planned(
     save_placement(in_whole_chunks(evaluator.result())[0] if whole_chunks else evaluator.result(), path)
 
 
-class Skip(nn.Module):
+def skip() -> nn.Module:
     """The first layer's output is added to that of the last."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+    def compute(module: nn.Module, x: Tensor) -> Tensor:
+        first = module.layers[0](x)
+        return first + module.layers[1:](first)
+
+    return Made(compute, layers=chain(6))
+
+
+class Late(nn.Sequential):
+    """The end reads the model's input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = y = self.layers[0](x)
-        for layer in self.layers[1:]:
-            y = layer(y)
-        return x + y
+        return super().forward(x) + x
 
 
-class Late(nn.Module):
-    """The last layer reads the model's input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layers[2](self.layers[1](self.layers[0](x)))
-        return self.layers[3](y) + x
-
-
-class Again(nn.Module):
+def again() -> nn.Module:
     """Two layers are called in turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.other(self.one(self.other(self.one(x))))
+    parts = {"one": nn.Linear(WIDTH, WIDTH), "other": nn.Linear(WIDTH, WIDTH)}
+    return Made(lambda self, x: self.other(self.one(self.other(self.one(x)))), **parts)
 
 
 def tied() -> nn.Module:

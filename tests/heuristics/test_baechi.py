@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.baechi import favourite_children
 from placeto.heuristics.list_scheduling import hard_groups
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from tests.toys import alike, linked
 
 BAECHI = ("m-topo", "m-etf", "m-sct")
 
 
 def solved_by_hand(ops: list[dict], memory: tuple[int, ...] = (1000, 1000)) -> PlacementProblem:
-    devices = tuple(Device(f"d{i}", "any", 1.0, 1.0, size) for i, size in enumerate(memory))
-    shape = (len(memory), len(memory))
-    cluster = Cluster("hand", devices, np.ones(shape), np.zeros(shape))
-    return PlacementProblem(ComputationGraph.from_ops("hand", ops, mode="inference"), cluster)
+    return PlacementProblem(ComputationGraph.from_ops("hand", ops, mode="inference"), linked(alike(*memory)))
 
 
 def weights(*sizes: int) -> list[dict]:
@@ -204,7 +202,6 @@ def test_memory_is_spread(name: str) -> None:
 def test_faster_device_first(name: str) -> None:
     """m-TOPO knows no speeds; the others start on the faster device."""
     devices = (Device("a", "slow", 1.0, 1.0, 100), Device("b", "fast", 1.0, 1.0, 100))
-    cluster = Cluster("uneven", devices, np.ones((2, 2)), np.zeros((2, 2)))
     ops = [{"name": "op", "time_us": {"slow": 4.0, "fast": 2.0}, "outputs": [1]}]
-    result = HEURISTICS[name](PlacementProblem(ComputationGraph.from_ops("one", ops), cluster))
+    result = HEURISTICS[name](PlacementProblem(ComputationGraph.from_ops("one", ops), linked(devices)))
     assert result.makespan_us == (4.0 if name == "m-topo" else 2.0)

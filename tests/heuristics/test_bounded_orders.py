@@ -1,6 +1,5 @@
 """Orders that bound what a device holds, against what pipelines of equal stages can reach at best."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,56 +9,42 @@ from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
-from tests.toys import random_graph, toy_cluster
+from tests.toys import linked, random_graph, toy_cluster
+
+PASSES = {"f": "forward", "r": "recomputation", "i": "backward", "w": "backward"}
 
 
 def pipeline(
-    devices: int, chunks: int, micro_batches: int, *, back: bool = False
+    devices: int, chunks: int, micro_batches: int, *, back: bool = False, again: bool = False
 ) -> tuple[PlacementProblem, np.ndarray]:
     """Stages of equal work on free links, `chunks` on each device: forward, gradients of inputs and of weights alike.
 
-    The stages go round the devices, or if `back` is set to the last device and back to the first.
+    The stages go round the devices, or if `back` is set to the last device and back to the first. If `again` is set
+    all but the first are in checkpoints: what the stage before has sent is read again, and gradients are one op.
     """
     stages, ops, placement = devices * chunks, [], []
     for batch in range(micro_batches):
 
-        def add(kind: str, stage: int, *inputs: str, batch: int = batch) -> None:
-            of: dict[str, Any] = {"micro_batch": batch, "pass": "forward" if kind == "f" else "backward"}
-            name, reads = f"{kind}{stage}-{batch}", [[f"{each}-{batch}", 0] for each in inputs]
-            ops.append({"name": name, "inputs": reads, "outputs": [1], "time_us": {"*": 60.0 / chunks}, **of})
+        def add(kind: str, stage: int, time: float, *inputs: str, batch: int = batch) -> None:
+            of: dict[str, Any] = {"micro_batch": batch, "pass": PASSES[kind], "time_us": {"*": time * 60.0 / chunks}}
+            reads = [[f"{each}-{batch}", 0] for each in inputs]
+            ops.append({"name": f"{kind}{stage}-{batch}", "inputs": reads, "outputs": [1], **of})
             placement.append(2 * devices - 1 - stage if back and stage >= devices else stage % devices)
 
         for stage in range(stages):
-            add("f", stage, *([f"f{stage - 1}"] if stage else []))
+            add("f", stage, 1.0, *([f"f{stage - 1}"] if stage else []))
         for stage in reversed(range(stages)):
-            add("i", stage, f"f{stage}", *([f"i{stage + 1}"] if stage < stages - 1 else []))
-            add("w", stage, f"f{stage}", f"i{stage}")
-    fast = np.full((devices, devices), 1e15)
-    cluster = replace(toy_cluster(devices), bandwidth=fast, link="free", dispatch="priority")
+            gradient = f"i{stage + 1}" if stage < stages - 1 else f"f{stage}"
+            if again and stage:
+                add("r", stage, 1.0, f"f{stage - 1}", gradient)
+                add("i", stage, 2.0, f"r{stage}", gradient)
+            elif again:
+                add("i", stage, 3.0, "f0", gradient)
+            else:
+                add("i", stage, 1.0, *dict.fromkeys((f"f{stage}", gradient)))
+                add("w", stage, 1.0, f"f{stage}", f"i{stage}")
+    cluster = linked(toy_cluster(devices).devices, 1e15, link="free", dispatch="priority")
     return PlacementProblem(ComputationGraph.from_ops("pipeline", ops), cluster), np.array(placement)
-
-
-def checkpointed(devices: int, chunks: int, micro_batches: int) -> tuple[PlacementProblem, np.ndarray]:
-    """As `pipeline`, with all stages but the first in checkpoints: what the stage before has sent is read again."""
-    stages, ops, placement = devices * chunks, [], []
-    for batch in range(micro_batches):
-
-        def add(kind: str, part: str, stage: int, time: float, *inputs: str, batch: int = batch) -> None:
-            of: dict[str, Any] = {"micro_batch": batch, "pass": part, "time_us": {"*": time * 60.0 / chunks}}
-            reads = [[f"{each}-{batch}", 0] for each in inputs]
-            ops.append({"name": f"{kind}{stage}-{batch}", "inputs": reads, "outputs": [1], **of})
-            placement.append(stage % devices)
-
-        for stage in range(stages):
-            add("f", "forward", stage, 1.0, *([f"f{stage - 1}"] if stage else []))
-        for stage in reversed(range(stages)):
-            gradient = [f"i{stage + 1}"] if stage < stages - 1 else [f"f{stage}"]
-            if stage:
-                add("r", "recomputation", stage, 1.0, f"f{stage - 1}", *gradient)
-            add("i", "backward", stage, 2.0 if stage else 3.0, f"r{stage}" if stage else "f0", *gradient)
-    fast = np.full((devices, devices), 1e15)
-    cluster = replace(toy_cluster(devices), bandwidth=fast, link="free", dispatch="priority")
-    return PlacementProblem(ComputationGraph.from_ops("checkpoints", ops), cluster), np.array(placement)
 
 
 def held(schedule: Schedule, device: int) -> int:
@@ -100,7 +85,7 @@ def test_pipelines_hold_what_1f1b_holds_and_end_before_it(devices: int, micro_ba
 
 def test_what_is_computed_again_belongs_to_the_chunk_that_it_serves() -> None:
     devices, chunks, micro_batches = 2, 2, 4
-    problem, placement = checkpointed(devices, chunks, micro_batches)
+    problem, placement = pipeline(devices, chunks, micro_batches, again=True)
     *_, last = bounded_orders(problem, placement)
     # forward and recomputation take a unit, gradients two: an interleaved pipeline with a bubble of both passes
     least = 4 * micro_batches + (devices - 1) / chunks * 4

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Device
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.problem import PlacementProblem
+from tests.toys import linked
 
 SHORT, LONG = 1e-12, 1e16
 
@@ -19,8 +20,7 @@ def problem(*times: float, rate: float = 1.0) -> PlacementProblem:
         inputs = [[f"op{j}", 0] for j in (i - 1, i - 2) if j >= 0]
         ops.append({"name": f"op{i}", "outputs": [100], "inputs": inputs, "time_us": measured})
     devices = tuple(Device(f"gpu:{d}", f"k{d}", 1e6, 1e12, 10**12) for d in range(3))
-    cluster = Cluster("extreme", devices, np.full((3, 3), rate), np.zeros((3, 3)))
-    return PlacementProblem(ComputationGraph.from_ops("extreme", ops), cluster)
+    return PlacementProblem(ComputationGraph.from_ops("extreme", ops), linked(devices, rate, "extreme"))
 
 
 CASES = {

@@ -10,8 +10,9 @@ from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from tests.toys import toy_cluster, two_cliques, work
 
-MB, GB = 1_000_000, 1_000_000_000
+MB = 1_000_000
 names = pytest.mark.parametrize("name", HEURISTICS)
 
 
@@ -121,43 +122,14 @@ def test_independent_chains_are_put_apart(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["metis", "hillclimb", "anneal"])
 def test_two_cliques_with_a_cheap_edge_are_cut_there(name: str) -> None:
-    """Within a clique 100 MB travel between any two ops, across 8 bytes."""
-    ops = []
-    for c in "ab":
-        for i in range(5):
-            inputs = [[f"{c}{j}", 0] for j in range(i)]
-            ops.append({"name": f"{c}{i}", "time_us": {"*": 1000.0}, "outputs": [100 * MB, 8], "inputs": inputs})
-    ops[-1]["inputs"] = [*ops[-1]["inputs"], ["a4", 1]]
-    problem = PlacementProblem(ComputationGraph.from_ops("cliques", ops), load_cluster("2xp100"))
-    result = HEURISTICS[name](problem, simulations=300)
-    assert len(set(result.placement[:5].tolist())) == len(set(result.placement[5:].tolist())) == 1
-    assert result.placement[0] != result.placement[5]
-
-
-@pytest.mark.parametrize("name", ["fastest", "expert", "metis", "heft", "etf", "hillclimb", "anneal"])
-def test_what_fits_on_two_devices_only_is_spread(name: str) -> None:
-    """Four weights of 1.5 GB, 6 GB each with gradients and moments, on devices of 16 GB."""
-    ops = [
-        {"name": f"op{i}", "time_us": {"*": 10.0}, "param_bytes": 3 * GB // 2, "outputs": [8]}
-        | {"inputs": [[f"op{i - 1}", 0]] if i else []}
-        for i in range(4)
-    ]
-    problem = PlacementProblem(ComputationGraph.from_ops("large", ops), load_cluster("2xp100"))
-    assert HEURISTICS[name](problem, simulations=300).fits
-
-
-@names
-def test_what_fits_nowhere_is_said(name: str) -> None:
-    ops = [{"name": "op", "time_us": {"*": 10.0}, "param_bytes": 100 * GB}]
-    problem = PlacementProblem(ComputationGraph.from_ops("huge", ops), load_cluster("2xp100"))
-    assert not HEURISTICS[name](problem, simulations=50).fits
+    result = HEURISTICS[name](two_cliques(5), simulations=300)
+    assert result.placement.tolist() in ([0] * 5 + [1] * 5, [1] * 5 + [0] * 5)
+    assert result.makespan_us == 61.0
 
 
 def test_fast_device_is_used_by_single_and_fastest() -> None:
-    slow, fast = Device("a", "slow", 1e12, 1e12, GB), Device("b", "fast", 3e12, 1e12, GB)
-    cluster = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
-    graph = ComputationGraph.from_ops("two", [{"name": n, "flops": 1e9} for n in "ab"])
-    problem = PlacementProblem(graph, cluster)
+    ops = [{"name": name, **work(9.0)} for name in "ab"]
+    problem = PlacementProblem(ComputationGraph.from_ops("two", ops), toy_cluster(speeds=(1.0, 2.0)))
     assert HEURISTICS["single"](problem).placement.tolist() == [1, 1]
     assert HEURISTICS["fastest"](problem).placement.tolist() == [1, 1]
 

@@ -15,11 +15,11 @@ from placeto.heuristics.list_scheduling import (
     place_by_start,
     upward_rank,
 )
-from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import random_graph, toy_cluster
+from tests.toys import alike, linked, random_graph, toy_cluster
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
 TIMES = [
@@ -47,8 +47,7 @@ def published_example() -> PlacementProblem:
         record = {"name": f"n{task}", "outputs": [EDGES[edge] for edge in outgoing], "inputs": inputs}
         ops.append(record | {"time_us": {f"p{d}": float(time) for d, time in enumerate(times)}})
     devices = tuple(Device(f"p{d}", f"p{d}", 1.0, 1.0, 1000) for d in range(3))
-    cluster = Cluster("published", devices, np.ones((3, 3)), np.zeros((3, 3)), link="pair")
-    return PlacementProblem(ComputationGraph.from_ops("published", ops), cluster)
+    return PlacementProblem(ComputationGraph.from_ops("published", ops), linked(devices, link="pair"))
 
 
 def test_upward_ranks_of_the_published_example() -> None:
@@ -70,9 +69,7 @@ def test_heft_fills_gaps() -> None:
         {"name": "join", "time_us": {"*": 50.0}, "inputs": [["long", 0], ["short", 0]]},
         {"name": "extra", "time_us": {"*": 40.0}},
     ]
-    devices = tuple(Device(f"d{i}", "any", 1e12, 1e12, 10**9) for i in range(2))
-    cluster = Cluster("two", devices, np.full((2, 2), 1e3), np.zeros((2, 2)))
-    problem = PlacementProblem(ComputationGraph.from_ops("gap", ops), cluster)
+    problem = PlacementProblem(ComputationGraph.from_ops("gap", ops), linked(alike(10**9, 10**9), 1e3))
     result = HEURISTICS["heft"](problem)
     assert result.placement[3] == result.placement[1] != result.placement[0]
     assert result.makespan_us == pytest.approx(150.0, abs=0.01)
@@ -112,12 +109,6 @@ def branches(count: int, tensor: int = 1, size: int = 8) -> list[dict]:
     return ops
 
 
-def links_of(bandwidth: float, *memory: int) -> Cluster:
-    devices = tuple(Device(f"d{i}", "any", 1.0, 1.0, size) for i, size in enumerate(memory))
-    shape = (len(memory), len(memory))
-    return Cluster("links", devices, np.full(shape, bandwidth), np.zeros(shape))
-
-
 @given(seed=st.integers(0, 10**6), num_devices=st.integers(2, 5))
 @settings(max_examples=60, deadline=None)
 def test_etf_takes_the_soonest_of_all_pairs(seed: int, num_devices: int) -> None:
@@ -135,7 +126,7 @@ def test_etf_takes_the_soonest_of_all_pairs(seed: int, num_devices: int) -> None
         }
         for op in range(count)
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("ties", ops), links_of(1.0, *[10**9] * num_devices))
+    problem = PlacementProblem(ComputationGraph.from_ops("ties", ops), linked(alike(*[10**9] * num_devices)))
     rank, follow = upward_rank(problem), np.unique(rng.integers(0, count, count), return_inverse=True)[1]
     free, home, finish = [0.0] * num_devices, dict[int, int](), dict[int, float]()
 
@@ -162,7 +153,7 @@ def test_etf_takes_the_soonest_of_all_pairs(seed: int, num_devices: int) -> None
 @pytest.mark.parametrize("place", [place_by_finish, place_by_start])
 def test_parameters_wait_for_the_op_that_needs_them(place: Callable[..., Listed], queueing: bool) -> None:
     """Placed at time 0, where the first device is as good as any, they would draw all their gradients there."""
-    problem = PlacementProblem(ComputationGraph.from_ops("branches", branches(2), "inference"), links_of(1.0, 99, 99))
+    problem = PlacementProblem(ComputationGraph.from_ops("branches", branches(2), "inference"), linked(alike(99, 99)))
     placement, _ = place(problem, hard_groups(problem), queueing, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
     assert simulate(problem, placement).makespan_us == 21.0  # the input travels for 1 us
@@ -172,7 +163,7 @@ def test_parameters_wait_for_the_op_that_needs_them(place: Callable[..., Listed]
 def test_a_parameter_takes_the_memory_of_its_group_along(place: Callable[..., Listed]) -> None:
     """Layers have no parameters themselves, and travel is free: three pairs of 8 bytes don't fit on one device."""
     graph = ComputationGraph.from_ops("branches", branches(3), "inference")
-    problem = PlacementProblem(graph, links_of(1e9, 7, 17, 9))
+    problem = PlacementProblem(graph, linked(alike(7, 17, 9), 1e9))
     placement, _ = place(problem, hard_groups(problem), True, graph.param_bytes.astype(float))
     assert sorted(placement[2::4].tolist()) == [1, 1, 2]
     assert placement[1::4].tolist() == placement[2::4].tolist() == placement[3::4].tolist() == placement[4::4].tolist()
@@ -187,10 +178,10 @@ def test_a_parameter_with_a_place_has_to_travel(place: Callable[..., Listed]) ->
         {"name": "short", "time_us": {"*": 5.0}, "inputs": [["weight", 0]]},
         {"name": "unread", "param_bytes": 50},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("shared", ops, "inference"), links_of(1.0, 10, 99, 99))
+    problem = PlacementProblem(ComputationGraph.from_ops("shared", ops, "inference"), linked(alike(10, 99, 99)))
     placement, _ = place(problem, hard_groups(problem), True, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 0, 1]  # what nobody reads goes where there is most room
-    near = PlacementProblem(problem.graph, links_of(3.0, 10, 99, 99))
+    near = PlacementProblem(problem.graph, linked(alike(10, 99, 99), 3.0))
     placement, _ = place(near, hard_groups(near), True, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 1, 1]
 
@@ -206,7 +197,7 @@ def test_which_ops_float() -> None:
         {"name": "elsewhere", "inputs": [["a", 0]], "colocation": "other"},
         {"name": "mate", "inputs": [["costly", 0]], "colocation": "other"},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("floats", ops), links_of(1.0, 9))
+    problem = PlacementProblem(ComputationGraph.from_ops("floats", ops), linked(alike(9)))
     follow = hard_groups(problem)
     floats, joined = floating_ops(problem, follow)
     assert np.flatnonzero(floats).tolist() == [0, 1, 2]

@@ -2,26 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.exact.placer import ExactError
 from placeto.placers import load_placer
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.captures import chained
 
-
-def chain() -> ComputationGraph:
-    with torch.device("meta"):
-        module, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), torch.empty(8192, 512)
-    return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
-
-
-GRAPH = chain()
+GRAPH = chained(4, 512, 8192, 4)
 
 
 @pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100"])

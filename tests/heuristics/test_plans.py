@@ -1,6 +1,7 @@
 """Stages on replicas, and the order in which steps in micro-batches run."""
 
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import torch
@@ -20,17 +21,13 @@ from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
+from tests.captures import Made, chained, linears, meta, square
 
-LAYERS, BATCH = 8, 16384
+LAYERS = 8
 
 
-def chain(micro_batches: int, width: int = 1024) -> ComputationGraph:
-    with torch.device("meta"):
-        module, x = (
-            nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS))),
-            torch.empty(BATCH, width),
-        )
-    return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=micro_batches)
+def chain(micro_batches: int) -> ComputationGraph:
+    return chained(LAYERS, 1024, 16384, micro_batches, bias=False)
 
 
 GRAPH = chain(8)
@@ -52,17 +49,9 @@ def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
 
 
 def test_without_micro_batches_each_op_is_where_its_layer_is() -> None:
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = x + layer(x)  # whose first input comes from the layer before
-            return x
-
-    problem = PlacementProblem(capture_inference(Sums(), [torch.empty(64, 64)]), load_cluster("2xv100"))
+    # each layer's first input comes from the layer before
+    sums = Made(lambda self, x: reduce(lambda x, layer: x + layer(x), self.layers, x), layers=linears(4, 64))
+    problem = PlacementProblem(capture_inference(sums, [torch.empty(64, 64)]), load_cluster("2xv100"))
     plan = make_plan(problem, ((1,), (0,)))
     stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
     assert plan.placement(problem).tolist() == (1 - stage).tolist()
@@ -121,21 +110,10 @@ def test_the_best_plans_and_data_parallelism_are_tried_under_each_order() -> Non
     assert HEURISTICS["pipeline"](problem).makespan_us <= least
 
 
-class Tied(nn.Module):
-    """The first and the last layer have one matrix."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.layers = nn.Embedding(16384, 512), nn.Sequential(*(nn.Linear(512, 512) for _ in range(LAYERS)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(self.layers(self.words(x)), self.words.weight)
-
-
 def test_devices_may_have_several_stages_so_that_the_first_and_the_last_layer_share_one() -> None:
-    with torch.device("meta"):
-        module, words = Tied(), torch.zeros(4096, dtype=torch.long)
-    graph = capture_training(module, [words], lambda y: y.square().mean(), micro_batches=8)
+    parts = {"words": nn.Embedding(16384, 512, device="meta"), "layers": linears(LAYERS, 512, device="meta")}
+    tied = Made(lambda self, x: nn.functional.linear(self.layers(self.words(x)), self.words.weight), **parts)
+    graph = capture_training(tied, [meta(4096).long()], square, micro_batches=8)
     problem = PlacementProblem(graph, load_cluster("2x4xv100"))
     cut = layers(problem, False)
     plans = all_plans(problem)
@@ -197,19 +175,12 @@ def test_a_budget_holds() -> None:
     assert found.makespan_us <= simulate(single, make_plan(single, ((0,), (1,), (2,), (3,)))).makespan_us
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)  # type: ignore[no-any-return]
-
-
 def test_gradients_of_weights_are_not_deferred_if_memory_is_short_of_what_they_keep() -> None:
-    with torch.device("meta"):
-        blocks, x = nn.Sequential(*(Block() for _ in range(4))), torch.empty(8192, 64)
-    graph = capture_training(blocks, [x], lambda y: y.square().mean(), micro_batches=2)
+    def block() -> nn.Module:
+        parts = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to("meta")
+        return Made(lambda self, x: checkpoint(self.parts, x, use_reentrant=False), parts=parts)
+
+    graph = capture_training(nn.Sequential(*(block() for _ in range(4))), [meta(8192, 64)], square, micro_batches=2)
     cluster = load_cluster("2xv100")
     free = load_placer("pipeline")(PlacementProblem(graph, cluster))
     peak = int(free.schedule().peak_memory.max())

@@ -11,40 +11,37 @@ from tests.heuristics.test_memory_limits import chain, devices, hourglass
 from tests.toys import random_graph
 
 
+def repaired(problem: PlacementProblem, placement: np.ndarray, simulations: int | None = None) -> Evaluator:
+    """What is known after a placement (N,) that doesn't fit was repaired."""
+    evaluator = Evaluator(problem, group_ops(problem), simulations)
+    evaluator.score_ops(placement)
+    assert not evaluator.best_fits
+    repair(evaluator)
+    return evaluator
+
+
 @pytest.mark.parametrize("start", [0, 1])
 def test_what_is_too_much_moves(start: int) -> None:
     problem = PlacementProblem(chain(*[100] * 10, output=5), devices(300, 900))
-    evaluator = Evaluator(problem, group_ops(problem))
-    evaluator.score_ops(np.full(problem.num_ops, start))
-    assert not evaluator.best_fits
-    repair(evaluator)
+    evaluator = repaired(problem, np.full(problem.num_ops, start))
     assert evaluator.best_fits
     assert evaluator.simulations <= 1 + 2 * 2 + 8
 
 
 def test_readers_go_along_with_what_they_read() -> None:
     problem = PlacementProblem(hourglass(8, 100), devices(600, 600))
-    evaluator = Evaluator(problem, group_ops(problem))
-    evaluator.score_ops(np.zeros(problem.num_ops, np.int64))
-    repair(evaluator)
-    assert evaluator.best_fits
+    assert repaired(problem, np.zeros(problem.num_ops, np.int64)).best_fits
 
 
 def test_two_groups_change_places() -> None:
     """60 and 40 of 110 bytes, 70 of 60: no single move helps, since all the memory is needed."""
     problem = PlacementProblem(chain(60, 40, 70), devices(110, 60))
-    evaluator = Evaluator(problem, group_ops(problem))
-    evaluator.score_ops(np.array([0, 0, 1]))
-    repair(evaluator)
-    assert evaluator.best is not None
-    assert evaluator.best.tolist() == [1, 0, 0]
+    assert repaired(problem, np.array([0, 0, 1])).result().placement.tolist() == [1, 0, 0]
 
 
 def test_the_budget_is_kept() -> None:
     problem = PlacementProblem(chain(60, 60, 60), devices(100, 100))
-    evaluator = Evaluator(problem, group_ops(problem), simulations=2)
-    evaluator.score_ops(np.array([0, 0, 1]))
-    repair(evaluator)
+    evaluator = repaired(problem, np.array([0, 0, 1]), simulations=2)
     assert (evaluator.simulations, evaluator.best_fits) == (2, False)
 
 
@@ -75,8 +72,4 @@ def test_traffic_is_kept_up_to_date_as_units_move(monkeypatch: pytest.MonkeyPatc
 
 def test_a_graph_without_edges() -> None:
     graph = ComputationGraph.from_ops("apart", [{"name": name, "flops": 10.0, "param_bytes": 60} for name in "abc"])
-    problem = PlacementProblem(graph, devices(250, 250, 250))
-    evaluator = Evaluator(problem, group_ops(problem))
-    evaluator.score_ops(np.zeros(3, np.int64))
-    repair(evaluator)
-    assert evaluator.best_fits
+    assert repaired(PlacementProblem(graph, devices(250, 250, 250)), np.zeros(3, np.int64)).best_fits

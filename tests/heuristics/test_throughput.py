@@ -19,6 +19,7 @@ from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.toys import alike, linked
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -27,7 +28,7 @@ def cluster(accelerators: int, cpus: int = 0, memory: int = 10**9) -> Cluster:
     """Links of 1 byte/us."""
     kinds = ["accelerator"] * accelerators + ["cpu"] * cpus
     devices = tuple(Device(f"{kind}:{i}", kind, 1e12, 1e12, memory) for i, kind in enumerate(kinds))
-    return Cluster("toy", devices, np.ones((len(kinds),) * 2), np.zeros((len(kinds),) * 2))
+    return linked(devices, name="toy")
 
 
 def graph(seed: int, ops: int, training: bool = False) -> ComputationGraph:
@@ -151,8 +152,7 @@ def test_where_links_differ_the_bound_is_that_of_the_fastest() -> None:
 
 def test_devices_of_many_kinds_follow_each_other_and_nothing_is_claimed() -> None:
     made = graph(4, 12)
-    kinds = tuple(Device(f"d{i}", "accelerator", 1e12, 1e12, 10**6 + i) for i in range(11))
-    problem = PlacementProblem(made, Cluster("many", kinds, np.ones((11, 11)), np.zeros((11, 11))))
+    problem = PlacementProblem(made, linked(alike(*(10**6 + i for i in range(11)))))
     assert not all_orders(stream_of(problem))
     result = contiguous(problem)
     assert not result.optimal

@@ -1,30 +1,18 @@
 """Whether a step fits a device."""
 
 import pytest
-import torch
-from torch import nn
 
 from placeto.capture.errors import CaptureError
-from placeto.capture.trace import capture_training
 from placeto.planning.fits import Fits, device_of, fits
 from placeto.problem.cluster import Cluster, load_cluster
-from placeto.problem.graph import ComputationGraph
+from tests.captures import chained
 
 WIDTH, LAYERS, BATCH = 512, 4, 4096
 WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
 
 
 def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
-    with torch.device("meta"):
-        module, inputs = (
-            nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))),
-            [torch.empty(batch, WIDTH)],
-        )
-
-    def capture(count: int, checkpointed: bool) -> ComputationGraph:
-        return capture_training(module, inputs, lambda y: y.square().mean(), micro_batches=count)
-
-    return fits(capture, cluster, counts)
+    return fits(lambda count, _: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, counts)
 
 
 def test_what_fits_as_it_is_is_asked_once() -> None:

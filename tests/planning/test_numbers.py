@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import placeto
 from placeto.cli.command import COMMANDS
@@ -14,7 +14,7 @@ from placeto.placing import PlacedModel
 from placeto.planning.numbers import COUNTS, MicroBatchingError, place_in_best
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
-from tests.captures import meta
+from tests.captures import linears, meta, square
 from tests.command_line import fails, run
 from tests.toys import random_graph, toy_cluster
 
@@ -27,18 +27,13 @@ def net(batch: int = 4096):
 """
 
 
-def loss(y: Tensor) -> Tensor:
-    return y.square().mean()
-
-
 def chain() -> nn.Module:
-    with torch.device("meta"):
-        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+    return linears(4, 1024, device="meta")
 
 
 def test_the_best_number_gets_what_is_left_of_the_budget() -> None:
     found = placeto.place(
-        chain(), (meta(8192, 1024),), cluster="4xv100", loss=loss, micro_batches="auto", simulations=300
+        chain(), (meta(8192, 1024),), cluster="4xv100", loss=square, micro_batches="auto", simulations=300
     )
     assert isinstance(found, PlacedModel)
     assert found.capture is not None
@@ -48,7 +43,7 @@ def test_the_best_number_gets_what_is_left_of_the_budget() -> None:
     counts = [count for count, _, _ in found.history]
     assert counts == sorted(counts)
     assert counts[-1] <= found.simulations
-    alone = placeto.place(chain(), (meta(8192, 1024),), cluster="4xv100", loss=loss, simulations=300)
+    alone = placeto.place(chain(), (meta(8192, 1024),), cluster="4xv100", loss=square, simulations=300)
     assert found.makespan_us < 0.6 * alone.makespan_us
 
 
@@ -134,7 +129,7 @@ def test_a_sequence_in_dimension_0_is_kept_whole() -> None:
     result = placeto.place(
         nn.LSTM(4, 6),
         [torch.empty(8, 4, 4)],
-        loss=lambda output: loss(output[0]),
+        loss=lambda output: square(output[0]),
         cluster="2xv100",
         micro_batches="auto",
         simulations=60,
@@ -144,7 +139,7 @@ def test_a_sequence_in_dimension_0_is_kept_whole() -> None:
 
 def test_a_placement_keeps_the_order_that_was_chosen() -> None:
     placed = placeto.place(
-        chain(), (meta(8192, 1024),), cluster="2xv100", loss=loss, micro_batches=8, placer="pipeline"
+        chain(), (meta(8192, 1024),), cluster="2xv100", loss=square, micro_batches=8, placer="pipeline"
     )
     if placed.order is None:
         assert placed.problem.dispatch != "priority"

@@ -10,7 +10,7 @@ from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import can_run, make_plan
 from placeto.planning.runnable import as_run
-from placeto.planning.steps import PIPELINES, Kind
+from placeto.planning.steps import PIPELINES, Kind, PlannedStep
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
@@ -46,12 +46,19 @@ def test_tools_have_stages_on_devices_in_their_own_ways(
     assert tuple(tool for tool in TOOLS if can_run(PROBLEM, tool, [], plan)) == tools
 
 
+def planned_pipelines(problem: PlacementProblem, tool: Tool) -> list[PlannedStep]:
+    """Those among the plans for a tool."""
+    steps = plans_of(lambda count: problem, 32, [4], 0, runnable_by=tool).steps
+    assert Kind.FREE not in {step.kind for step in steps}
+    found = [step for step in steps if step.kind in PIPELINES]
+    assert found
+    return found
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_exports_take_the_plans(tool: Tool) -> None:
-    made = plans_of(lambda count: PROBLEM, 32, [4], 0, runnable_by=tool)
-    pipelines = [step for step in made.steps if step.kind in PIPELINES]
+    pipelines = planned_pipelines(PROBLEM, tool)
     assert {step.kind for step in pipelines} == set(PIPELINES)
-    assert Kind.FREE not in {step.kind for step in made.steps}
     for step in pipelines:
         order_chunks(step.placed)
         if tool == "torchtitan":
@@ -79,8 +86,7 @@ def test_a_plan_that_divides_a_block_is_planned_anew() -> None:
 
 
 def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_state() -> None:
-    made = plans_of(lambda count: PROBLEM, 32, [4], 0, runnable_by="torchtitan")
-    (step,) = (step for step in made.steps if step.shape == "2 stages x 2")
+    (step,) = (step for step in planned_pipelines(PROBLEM, "torchtitan") if step.shape == "2 stages x 2")
     resident, placement = step.result.problem.resident_bytes, step.result.placement
     kept = [int(resident[placement == device].sum()) for device in range(4)]
     assert step.placed.plan is not None
@@ -91,10 +97,7 @@ def test_each_replica_of_torchtitan_has_all_parameters_of_its_stages_and_their_s
 
 def test_no_plan_for_torchtitan_has_a_stage_of_the_loss_alone() -> None:
     problem = PlacementProblem(captured(chain(3), 4), load_cluster("4xv100"))  # more devices than layers
-    made = plans_of(lambda count: problem, 32, [4], 0, runnable_by="torchtitan")
-    pipelines = [step for step in made.steps if step.kind in PIPELINES]
-    assert pipelines
-    for step in pipelines:
+    for step in planned_pipelines(problem, "torchtitan"):
         assert torchtitan(step.placed).layers.plan == step.placed.plan
 
 
@@ -102,9 +105,6 @@ def test_no_plan_for_torchtitan_has_a_stage_of_the_loss_alone() -> None:
 def test_whole_layers_have_as_many_stages_as_the_shape_says(tool: Tool) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)))
     problem = PlacementProblem(captured(model, 4), load_cluster("2xv100"))  # 6 stages would divide its 3 layers
-    made = plans_of(lambda count: problem, 32, [4], 0, runnable_by=tool)
-    pipelines = [step for step in made.steps if step.kind in PIPELINES]
-    assert pipelines
-    for step in pipelines:
+    for step in planned_pipelines(problem, tool):
         stages = len(whole_layers(step.placed, tool).stages)
         assert step.shape.startswith(f"{stages} stages")

@@ -17,25 +17,20 @@ from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_hea
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.captures import Made
+from tests.captures import Made, chained, linears, meta, square
 
 BATCH = 4096
 WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
 
 
 def chain(batch: int = BATCH) -> tuple[nn.Module, list[torch.Tensor]]:
-    with torch.device("meta"):
-        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))), [torch.empty(batch, 1024)]
-
-
-def loss(y: torch.Tensor) -> torch.Tensor:
-    return y.square().mean()
+    return linears(8, 1024, bias=False, device="meta"), [meta(batch, 1024)]
 
 
 @pytest.fixture(scope="module")
 def plans() -> Plans:
     module, inputs = chain()
-    return placeto.plan(module, inputs, cluster="2x4xv100", loss=loss, simulations=150)
+    return placeto.plan(module, inputs, cluster="2x4xv100", loss=square, simulations=150)
 
 
 def test_all_ways_are_there_best_first(plans: Plans) -> None:
@@ -67,7 +62,7 @@ def test_each_way_is_a_placement_that_is_simulated(plans: Plans) -> None:
 def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
     module, inputs = chain()
     for count in (8, 16):
-        graph = capture_training(module, inputs, loss, micro_batches=count)
+        graph = capture_training(module, inputs, square, micro_batches=count)
         alone = HEURISTICS["pipeline"](PlacementProblem(graph, load_cluster("2x4xv100")))
         assert plans.best.step_us <= alone.makespan_us
 
@@ -91,18 +86,16 @@ def test_what_devices_hold(plans: Plans) -> None:
 
 def test_replicas_hold_the_most_activations_at_any_time() -> None:
     """Also where more is received when gradients are summed: the outputs of two layers, (32, 256), and their sum."""
-    with torch.device("meta"):
-        one, other, x = nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False), torch.empty(64, 256)
+    one, other = linears(2, 256, bias=False, device="meta")
     module = Made(lambda self, x: self.a(x) + self.b(x), a=one, b=other)
-    found = plan(module, [x], cluster="2xv100", loss=torch.sum, micro_batches=[2], simulations=0)
+    found = plan(module, [meta(64, 256)], cluster="2xv100", loss=torch.sum, micro_batches=[2], simulations=0)
     replicas = [step for step in found.steps if step.kind == Kind.REPLICAS]
     assert [step.memory["activations"] for step in replicas] == [3 * 4 * 32 * 256]
 
 
 def test_a_stage_of_the_loss_alone_is_no_stage() -> None:
     """torch computes the loss with the last module, so that a device would have nothing to do."""
-    with torch.device("meta"):
-        module, x = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(3))), torch.empty(32, 256)
+    module, x = linears(3, 256, bias=False, device="meta"), meta(32, 256)
     cluster = load_cluster("4xv100")
     slow = replace(cluster, bandwidth=np.full((4, 4), 1e9), shared_links=())
     found = plan(module, [x], cluster=slow, loss=torch.sum, micro_batches=[4], simulations=0)
@@ -120,7 +113,7 @@ def test_a_stage_of_the_loss_alone_is_no_stage() -> None:
 
 def test_copies_in_16_bits_are_made_where_the_parameter_is() -> None:
     module, inputs = chain()
-    graph = capture_training(module, inputs, loss, micro_batches=2, precision="bf16")
+    graph = capture_training(module, inputs, square, micro_batches=2, precision="bf16")
     problem = PlacementProblem(graph, load_cluster("2xv100"))
     for one in all_plans(problem):
         placement = one.placement(problem)
@@ -136,7 +129,7 @@ def test_copies_in_16_bits_are_made_where_the_parameter_is() -> None:
 def test_only_devices_that_compute_are_looked_at() -> None:
     module, inputs = chain(64)
     cluster = load_cluster("cpu+1xh100")
-    found = plan(module, inputs, cluster=cluster, loss=loss, micro_batches=[1, 4], simulations=0)
+    found = plan(module, inputs, cluster=cluster, loss=square, micro_batches=[1, 4], simulations=0)
     for step in found.steps:
         used = sorted(set(step.result.placement.tolist()))
         assert step.used > 0
@@ -150,7 +143,7 @@ def test_the_fullest_device_uses_the_largest_share_of_its_memory() -> None:
     cluster = replace(load_cluster("2xv100"), devices=(replace(small, memory=10**7), replace(large, memory=10**8)))
     pipelines = [
         step
-        for step in plan(module, inputs, cluster=cluster, loss=loss, micro_batches=[4], simulations=0).steps
+        for step in plan(module, inputs, cluster=cluster, loss=square, micro_batches=[4], simulations=0).steps
         if step.kind == Kind.PIPELINE
     ]
     for step in pipelines:
@@ -159,15 +152,13 @@ def test_the_fullest_device_uses_the_largest_share_of_its_memory() -> None:
     assert pipelines
 
 
-def test_what_takes_twice_as_long_is_told_as_a_ratio(plans: Plans) -> None:
+def test_the_next_way_is_told_with_its_ratio_and_as_the_best_of_another_kind_if_it_is_not_the_next_row(
+    plans: Plans,
+) -> None:
     one = next(step for step in plans.steps if step.kind == Kind.ONE)
     ratio = one.step_us / plans.best.step_us
     assert ratio > 2.0
     assert f"Next is {one.name}: {ratio:.2f} times as long" in Plans((plans.best, one), {}).advice()
-
-
-def test_a_next_way_that_is_not_the_next_row_is_called_the_best_of_another_kind(plans: Plans) -> None:
-    one = next(step for step in plans.steps if step.kind == Kind.ONE)
     assert f"The best way of another kind is {one.name}: " in Plans((plans.best, plans.best, one), {}).advice()
 
 
@@ -175,7 +166,7 @@ def test_the_first_reason_is_told() -> None:
     with torch.device("meta"):
         module, inputs = nn.ReLU(), [torch.empty(8, 4)]
     with pytest.raises(CaptureError, match="trainable"):
-        plan(module, inputs, cluster="2xv100", loss=loss)
+        plan(module, inputs, cluster="2xv100", loss=square)
 
 
 def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
@@ -183,7 +174,7 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     whole = 8 * 4 * 1024**2
     small = load_cluster("4xv100")
     small = replace(small, devices=tuple(replace(of, memory=3 * whole) for of in small.devices))
-    found = plan(module, inputs, cluster=small, loss=loss, simulations=0)
+    found = plan(module, inputs, cluster=small, loss=square, simulations=0)
     fits = [step.fits for step in found.steps]
     assert fits == sorted(fits, reverse=True)
     assert {step.fits for step in found.steps if step.kind in (Kind.ONE, Kind.REPLICAS)} == {False}
@@ -191,7 +182,7 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     assert "one device lacks the memory for it" in found.advice()
     assert "too little" in str(found)
     tiny = replace(small, devices=tuple(replace(of, memory=whole // 8) for of in small.devices))
-    none = plan(module, inputs, cluster=tiny, loss=loss, micro_batches=[4], simulations=0)
+    none = plan(module, inputs, cluster=tiny, loss=square, micro_batches=[4], simulations=0)
     assert "None of these fits" in none.advice()
 
 
@@ -207,35 +198,27 @@ def test_headroom_is_left_free() -> None:
 
 def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
     module, inputs = chain(6)
-    found = plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[2, 4], simulations=0)
+    found = plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[2, 4], simulations=0)
     assert list(found.left_out) == [4]
     assert {step.micro_batches for step in found.steps} == {2}
     with pytest.raises(CaptureError, match="can't be split into 4"):
-        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[4], simulations=0)
+        plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[4], simulations=0)
     with pytest.raises(PlanningError, match="at least one"):
-        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[], simulations=0)
+        plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[], simulations=0)
     with pytest.raises(PlanningError, match="simulations must be at least 0, not -1"):
-        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[1], simulations=-1)
+        plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[1], simulations=-1)
 
 
 def test_on_one_device_there_is_one_way() -> None:
-    module, inputs = chain(8)
-    cluster = _one_device()
-
-    def problem_of(count: int) -> PlacementProblem:
-        return PlacementProblem(capture_training(module, inputs, loss, micro_batches=count), cluster)
-
-    assert {step.kind for step in plans_of(problem_of, 8).steps} == {Kind.ONE}
-
-
-def _one_device() -> Cluster:
-    one = load_cluster("2xv100")
-    return Cluster("one", one.devices[:1], one.bandwidth[:1, :1], one.latency_us[:1, :1])
+    two = load_cluster("2xv100")
+    cluster = Cluster("one", two.devices[:1], two.bandwidth[:1, :1], two.latency_us[:1, :1])
+    made = plans_of(lambda count: PlacementProblem(chained(8, 1024, 8, count, bias=False), cluster), 8)
+    assert {step.kind for step in made.steps} == {Kind.ONE}
 
 
 def test_plans_for_torch_deal_micro_batches_evenly() -> None:
     module, inputs = chain()
-    how = {"cluster": "2xv100+2xp100", "loss": loss, "micro_batches": [8], "simulations": 0}
+    how = {"cluster": "2xv100+2xp100", "loss": square, "micro_batches": [8], "simulations": 0}
     free, even = (plan(module, inputs, **how, runnable_by=by) for by in (None, "torch"))  # type: ignore[arg-type]
     assert any(step.shape.startswith("stages of") for step in free.steps)
     assert len(even.steps) > 1
@@ -279,7 +262,7 @@ def test_what_runs_each_way(plans: Plans) -> None:
 def test_replicas_are_not_sent_what_is_not_trained() -> None:
     module, inputs = chain()
     module[:6].requires_grad_(False)  # type: ignore[index]
-    found = plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[2], simulations=0)
+    found = plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[2], simulations=0)
     layer = 4 * 1024**2
     by_kind = {step.kind: step for step in found.steps}
     assert by_kind[Kind.REPLICAS].sent_bytes == pytest.approx(2 * 2 * layer, abs=16)

@@ -1,26 +1,17 @@
 import numpy as np
 import pytest
-import torch
 
 from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.policies.coarsening import Coarsening
-from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from tests.toys import random_graph, toy_cluster
-
-
-@pytest.fixture(scope="module")
-def placer():
-    torch.manual_seed(0)
-    return GuidedPlacer(CompiledPolicy.of(PlacetoPolicy(PlacetoConfig())), EnvConfig())
 
 
 class Oracle:

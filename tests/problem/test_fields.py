@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
+from tests.problem.test_files import limited
 
 
 class OwnError(ValueError):
@@ -242,23 +242,8 @@ def test_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_can_not_be_written_leaves_the_old_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"kept{suffix}"
     write_json([1], path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as on a full disk
-    try:
-        with pytest.raises(OSError, match="large") as problem:
-            write_json([os.urandom(50).hex() for _ in range(100)], path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited(1000), pytest.raises(OSError, match="large") as problem:  # as on a full disk
+        write_json([os.urandom(50).hex() for _ in range(100)], path)
     assert problem.value.filename == str(path)
     assert read_json(path, OwnError) == [1]
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
-    write_json([1], tmp_path / "link.json")
-    assert (tmp_path / "link.json").is_symlink()
-    assert read_json(tmp_path / "target.json", OwnError) == [1]
-    (tmp_path / "null.json").symlink_to("/dev/null")
-    write_json([1], tmp_path / "null.json")
-    assert not Path("/dev/null").is_file()

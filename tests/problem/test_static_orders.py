@@ -70,5 +70,5 @@ def test_a_problem_under_another_order_is_made_once() -> None:
     assert problem.under("1f1b") is other
     assert other.under("priority") is problem
     assert other.hash != problem.hash
-    with pytest.raises(ValueError, match="dispatch must be one of fifo, list, priority"):
+    with pytest.raises(ValueError, match=r"dispatch must be one of fifo, list, priority, .*, not 'random'"):
         problem.under("random")

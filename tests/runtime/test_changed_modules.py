@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from placeto.runtime.placed import RunError
-from tests.captures import Made
-from tests.runtime.true import square, step_of
+from tests.captures import Made, square
+from tests.runtime.true import step_of
 
 
 class Block(nn.Module):

@@ -1,5 +1,6 @@
 """Placed steps against eager execution, to the bit."""
 
+import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +20,8 @@ from placeto.runtime.executable import PlacedModule
 from placeto.runtime.placed import PlacedStep, RunError
 from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
-from tests.captures import Made
+from tests.captures import Made, assert_same_gradients
+from tests.parts import Parts
 
 
 @pytest.fixture(autouse=True)
@@ -38,24 +40,16 @@ def placed(
     return PlacedModule(module, capture, inputs, targets, simulate(problem, placement), devices)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
-        self.out.weight = self.words.weight
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.frozen(self.words(x)).relu())
+def tied() -> nn.Module:
+    parts = {"words": nn.Embedding(11, 8), "out": nn.Linear(8, 11, bias=False), "frozen": nn.Linear(8, 8)}
+    parts["out"].weight = parts["words"].weight
+    parts["frozen"].requires_grad_(False)
+    return Made(lambda self, x: self.out(self.frozen(self.words(x)).relu()), **parts)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(4, 6, 2, batch_first=True), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x)[0])
+def recurrent() -> nn.Module:
+    lstm = nn.LSTM(4, 6, 2, batch_first=True)
+    return Made(lambda self, x: self.out(self.lstm(x)[0]), lstm=lstm, out=nn.Linear(6, 3))
 
 
 def conv() -> nn.Module:
@@ -71,9 +65,9 @@ def attention() -> nn.Module:
 CASES: dict[str, tuple[Any, Any]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)), lambda: torch.randn(5, 8)),
     "conv": (conv, lambda: torch.randn(2, 3, 8, 8)),
-    "lstm": (Recurrent, lambda: torch.randn(2, 3, 4)),
+    "lstm": (recurrent, lambda: torch.randn(2, 3, 4)),
     "attention": (attention, lambda: torch.randn(2, 5, 8)),
-    "tied": (Tied, lambda: torch.randint(11, (2, 5))),
+    "tied": (tied, lambda: torch.randint(11, (2, 5))),
 }
 
 
@@ -99,9 +93,7 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             expected = loss_of(twin(x), target)
             expected.backward()
             assert torch.equal(step(x, target), expected)
-        for (name, ours), theirs in zip(module.named_parameters(), twin.parameters(), strict=True):
-            assert (ours.grad is None) == (theirs.grad is None), name
-            assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
+        assert_same_gradients(module, twin)
         for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
             assert torch.equal(ours, theirs), name
 
@@ -113,14 +105,11 @@ def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str,
     module, x = make(), data()
     target = torch.randint(3, tuple(module(x).flatten(0, -2).shape[:1]))
     step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
-    x = torch.randn_like(x).movedim(1, -1).contiguous().movedim(-1, 1)
-    module.zero_grad()
-    found, gradients = step(x, target), [parameter.grad for parameter in module.parameters()]
-    module.zero_grad()
-    expected = loss_of(module(x), target)
+    x, twin = torch.randn_like(x).movedim(1, -1).contiguous().movedim(-1, 1), copy.deepcopy(module)
+    expected = loss_of(twin(x), target)
     expected.backward()
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(gradients, [parameter.grad for parameter in module.parameters()])
+    assert torch.equal(step(x, target), expected)
+    assert_same_gradients(module, twin, rtol=1.3e-6, atol=1e-5)
 
 
 def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice]) -> None:
@@ -131,11 +120,12 @@ def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice])
         for seed in range(3):
             step = placed(module, trace_training(module, [x], lambda y: y.sum()), [x], [], devices, seed)
             module.zero_grad()
-            wanted = module(x).sum()
+            twin = copy.deepcopy(module)
+            wanted = twin(x).sum()
+            wanted.backward()
             assert torch.equal(step(x), wanted.detach())
-            mine = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-            assert len(mine) == 4
-            assert all(map(torch.equal, mine, torch.autograd.grad(wanted, module.parameters())))
+            assert module.one.weight.grad is not None
+            assert_same_gradients(module, twin)
 
 
 class Noise(nn.Module):
@@ -169,19 +159,16 @@ def test_random_numbers_are_those_of_the_seed(drawn: type[nn.Module], devices: l
         assert (losses[0] == eager) == (not step.step.generators) == (not placement.any())
 
 
-class Draw(nn.Module):
+class Draw(Parts):
     """Multiplies what a layer gives by random numbers; another layer reads the product."""
 
     def __init__(self, own: bool) -> None:
-        super().__init__()
-        self.before, self.behind = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.generator: Any = torch.Generator().manual_seed(1) if own else None
+        generator = torch.Generator().manual_seed(1) if own else None
+        super().__init__(before=nn.Linear(8, 8), behind=nn.Linear(8, 8), generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
-        noise = torch.empty_like(y).uniform_(generator=self.generator)
-        made: Tensor = self.behind(y * noise)
-        return made
+        return self.behind(y * torch.empty_like(y).uniform_(generator=self.generator))
 
 
 def drawn_on(module: nn.Module, devices: list[LocalDevice], second: str) -> tuple[PlacedModule, Tensor]:
@@ -229,18 +216,14 @@ def test_what_several_cores_read_is_drawn_once(devices: list[LocalDevice]) -> No
     assert len(set(placement)) == 2
     problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
     step = PlacedModule(module, capture, [x], [], simulate(problem, placement), devices)
+    twin = copy.deepcopy(module)
     torch.manual_seed(0)
-    made = step(x)
-    gradients = [parameter.grad for parameter in module.parameters()]
-    module.zero_grad()
-    torch.manual_seed(0)
-    wanted = module(x).square().mean()
+    wanted = twin(x).square().mean()
     wanted.backward()
-    assert torch.equal(made, wanted.detach())
-    for ours, parameter in zip(gradients, module.parameters(), strict=True):
-        assert ours is not None
-        assert parameter.grad is not None
-        assert torch.equal(ours, parameter.grad)
+    torch.manual_seed(0)
+    assert torch.equal(step(x), wanted.detach())
+    assert module.layer.weight.grad is not None
+    assert_same_gradients(module, twin)
 
 
 def test_a_training_loop(devices: list[LocalDevice]) -> None:
@@ -294,14 +277,14 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
 
 def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice]) -> None:
     """With one error that names it; the next step works."""
-    module, x, target = Tied(), torch.randint(11, (2, 5)), torch.randint(3, (10,))
+    module, x, target = tied(), torch.randint(11, (2, 5)), torch.randint(3, (10,))
     step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
     good = step(x, target)
     for _ in range(3):
         with pytest.raises(RunError, match=r"op '.*(nll_loss|embedding).*' on cpu:[01]: IndexError"):
             step(x + 100, target)
     assert torch.equal(step(x, target), good)
-    with pytest.raises(RunError, match="Tied takes 1 inputs and 1 targets, not 1"):
+    with pytest.raises(RunError, match="Made takes 1 inputs and 1 targets, not 1"):
         step(x)
 
 
@@ -325,17 +308,14 @@ def test_an_order_that_contradicts_the_graph(devices: list[LocalDevice]) -> None
         PlacedModule(module, capture, [x], (), replace(schedule, order=schedule.order[::-1]), devices)
 
 
-class ThereAndBack(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        a = x.exp()
-        many = a.neg().sin().repeat(10).cos()
-        return a * many.sum()
-
-
 def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices: list[LocalDevice]) -> None:
     """Cores share it, devices with memory of their own don't: the first one has sent away the exponential."""
-    x, kinds_of_other = torch.zeros(1000), ("aten.neg", "aten.mul")
-    module = ThereAndBack()
+
+    def there_and_back(self: Any, x: Tensor) -> Tensor:
+        a = x.exp()
+        return a * a.neg().sin().repeat(10).cos().sum()
+
+    x, kinds_of_other, module = torch.zeros(1000), ("aten.neg", "aten.mul"), Made(there_and_back)
     capture = trace_inference(module, [x])
     placement = np.array([int(kind in kinds_of_other) for kind in capture.graph.op_types])
     schedule = simulate(PlacementProblem(capture.graph, load_cluster("2xcpu-core")), placement)
@@ -370,6 +350,5 @@ def test_gradients_go_with_their_parameters() -> None:
         schedule = simulate(problem, np.full(problem.num_ops, device))
         PlacedModule(module, capture, [x], [], schedule, opened)(x)
         other(x).square().sum().backward()
-    for mine, its in zip(module.parameters(), other.parameters(), strict=True):
-        assert mine.device.type == "cuda"
-        assert torch.allclose(mine.grad.cpu(), its.grad, rtol=1e-4)
+    assert {parameter.device.type for parameter in module.parameters()} == {"cuda"}
+    assert_same_gradients(module.cpu(), other, rtol=1e-4)

@@ -12,19 +12,14 @@ from torch import Tensor, nn
 from placeto.capture.errors import CaptureError
 from placeto.runtime.gradients import add_gradients
 from placeto.runtime.placed import RunError
-from tests.captures import Made
-from tests.parts import Parts
-from tests.runtime.true import assert_as_eager, square, step_of
+from tests.captures import Made, square
+from tests.runtime.true import assert_as_eager, step_of
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh())
+def tied() -> Made:
+    module = Made(lambda self, x: self.b(self.a(x).tanh()), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    module.b.weight = module.a.weight
+    return module
 
 
 def scale(module: Any) -> None:
@@ -49,11 +44,11 @@ def step_in_backward(module: Any) -> None:
 @pytest.mark.parametrize("hook", [scale, clamp, step_in_backward])
 @pytest.mark.parametrize("zero", [True, False])
 def test_hooks_of_parameters_run(hook: Callable[[nn.Module], None], zero: bool) -> None:
-    assert_as_eager(Tied(), [torch.randn(3, 4)], steps=3, each=hook, zero=zero)
+    assert_as_eager(tied(), [torch.randn(3, 4)], steps=3, each=hook, zero=zero)
 
 
 def test_hooks_of_several_gradients_and_how_often_hooks_run() -> None:
-    module, x, calls = Tied(), torch.randn(3, 4), []
+    module, x, calls = tied(), torch.randn(3, 4), []
     torch.autograd.graph.register_multi_grad_hook(list(module.parameters()), lambda grads: calls.append(len(grads)))
     module.a.bias.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad.shape))
     step_of(module, [x], loss=square)(x)
@@ -61,16 +56,16 @@ def test_hooks_of_several_gradients_and_how_often_hooks_run() -> None:
 
 
 def test_hooks_and_micro_batches() -> None:
-    module, x = Tied(), torch.randn(4, 4)
+    module, x = tied(), torch.randn(4, 4)
     step = step_of(module, [x], loss=square, micro_batches=2)
     step(x)
     scale(module)
-    with pytest.raises(RunError, match=r"Tied: parameter 'a.weight' has a hook, .*: place it without micro-batches"):
+    with pytest.raises(RunError, match=r"Made: parameter 'a.weight' has a hook, .*: place it without micro-batches"):
         step(x)
 
 
 def test_inputs_that_ask_for_a_gradient_get_one() -> None:
-    module = Tied()
+    module = tied()
     leaf, other = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     step = step_of(module, [leaf], loss=square)
     for make in (lambda: leaf, lambda: other, lambda: other * 2):  # the last one has a graph of the caller's
@@ -91,14 +86,13 @@ def test_inputs_that_ask_for_a_gradient_get_one() -> None:
 
 
 def test_a_gradient_penalty() -> None:
-    class Penalty(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.net(x)
-            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            return y.mean() + (slope.norm(dim=1) - 1).square().mean()
+    def penalty(self: Any, x: Tensor) -> Tensor:
+        y = self.net(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.mean() + (slope.norm(dim=1) - 1).square().mean()
 
-    x = torch.randn(5, 3, requires_grad=True)
-    assert_as_eager(Penalty(net=nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))), [x], lambda value: value)
+    net, x = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(5, 3, requires_grad=True)
+    assert_as_eager(Made(penalty, net=net), [x], lambda value: value)
 
 
 class Head:

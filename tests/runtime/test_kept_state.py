@@ -15,7 +15,8 @@ from torch.nn import functional
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
 from placeto.runtime.placed import RunError
-from tests.runtime.true import assert_as_eager, square, step_of
+from tests.captures import square
+from tests.runtime.true import assert_as_eager, step_of
 
 
 class Layer(nn.Module):
@@ -30,8 +31,8 @@ class Layer(nn.Module):
             else:
                 setattr(self, name, value)
 
-    def forward(self, x: Tensor) -> Any:
-        return self.compute(self, x)
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.compute(self, *inputs)
 
 
 def averaged(self: Any, x: Tensor) -> Tensor:
@@ -96,11 +97,7 @@ def test_statistics_of_a_batch_norm_that_other_ops_read_are_as_in_eager() -> Non
 
 def test_a_module_of_two_names_whose_weight_is_tied_is_as_in_eager() -> None:
     """The capture swaps its tensors under both names, and must not lose those that it had."""
-
-    def tied(self: Any, x: Tensor) -> Tensor:
-        return self.head(self.same(self.layer(x)))
-
-    module = Layer(tied, head=nn.Linear(4, 4))
+    module = Layer(lambda self, x: self.head(self.same(self.layer(x))), head=nn.Linear(4, 4))
     module.same, module.head.weight = module.layer, module.layer.weight
     assert_as_eager(module, [torch.randn(6, 4)], steps=3)
     assert module.head.weight is module.same.weight is module.layer.weight
@@ -295,25 +292,18 @@ def test_what_is_made_once_is_made_again_by_every_step() -> None:
     assert torch.equal(step(x), wanted)
 
 
-class Late(nn.Module):
+def late(self: Any, one: Tensor, other: Tensor) -> Tensor:
     """Fails in the middle of a step, after statistics and a buffer have changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.norm, self.others = nn.Embedding(9, 8), nn.BatchNorm1d(8), nn.Embedding(9, 8)
-        self.last = nn.BatchNorm1d(8)
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("after", torch.zeros(()))
-
-    def forward(self, one: Tensor, other: Tensor) -> Tensor:
-        self.calls.add_(1)
-        y = self.norm(self.words(one)) + self.others(other)
-        self.after += 1
-        return self.last(y)
+    self.calls.add_(1)
+    y = self.norm(self.words(one)) + self.others(other)
+    self.after += 1
+    return self.last(y)
 
 
 def test_a_failed_step_leaves_buffers_as_the_module_does() -> None:
-    module, right = Late(), torch.arange(5)
+    parts = {"words": nn.Embedding(9, 8), "norm": nn.BatchNorm1d(8), "others": nn.Embedding(9, 8)}
+    module = Layer(late, **parts, last=nn.BatchNorm1d(8), calls=torch.zeros(()), after=torch.zeros(()))
+    right = torch.arange(5)
     other = copy.deepcopy(module)
     step = step_of(module, [right, right], loss=square)
     for last in (torch.full((5,), 99), right, torch.full((5,), 99)):
@@ -333,20 +323,16 @@ def shifted_in_place(self: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_tensors_that_share_memory_are_refused_where_one_is_changed() -> None:
-    class Two(Layer):
-        def forward(self, x: Tensor, y: Tensor) -> Any:
-            return self.compute(self, x, y)
-
     rows = torch.randn(8, 4)
-    step = step_of(Two(shifted_in_place), [rows[:3], rows[3:6]], loss=square)
+    step = step_of(Layer(shifted_in_place), [rows[:3], rows[3:6]], loss=square)
     step(rows[:3], rows[3:6])
     for other in (rows[:3], rows[2:5]):
         before = rows.clone()
-        with pytest.raises(RunError, match=r"^Two changes value 0 of its arguments .* value 1 .* by \.clone"):
+        with pytest.raises(RunError, match=r"^Layer changes value 0 of its arguments .* value 1 .* by \.clone"):
             step(rows[:3], other)
         assert torch.equal(rows, before)
     step(rows[:3], rows[:3].clone())
-    step_of(Two(lambda self, x, y: self.layer(x) + y), [rows, rows], loss=square)(rows, rows)  # nothing is changed
+    step_of(Layer(lambda self, x, y: self.layer(x) + y), [rows, rows], loss=square)(rows, rows)  # nothing is changed
     module = Layer(averaged, mean=torch.zeros(4), count=torch.tensor(0))
     module.mean = module.layer.bias.detach()
     with pytest.raises(RunError, match=r"^Layer changes .mean. in place, and .layer\.bias. shares its memory"):

@@ -7,14 +7,11 @@ from torch.nn import functional
 from placeto.capture.trace import trace_inference
 from placeto.runtime.program import Program, _on_host
 from placeto.runtime.steps import RealStep, real_inference, real_training
+from tests.parts import Parts
 
 
-class Net(nn.Module):
+class Net(Parts):
     """A convolution with batch norm, a branch with an unused output, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(self.conv(x)).relu().mean((2, 3))
@@ -22,9 +19,13 @@ class Net(nn.Module):
         return first.masked_fill(first < -1e9, -float("inf"))
 
 
+def net() -> Net:
+    return Net(conv=nn.Conv2d(2, 4, 3), norm=nn.BatchNorm2d(4), head=nn.Linear(4, 6))
+
+
 def step() -> RealStep:
     torch.manual_seed(0)
-    return real_training(Net(), [torch.randn(5, 2, 8, 8)], functional.cross_entropy, targets=[torch.arange(5) % 3])
+    return real_training(net(), [torch.randn(5, 2, 8, 8)], functional.cross_entropy, targets=[torch.arange(5) % 3])
 
 
 def test_gradients_are_those_of_the_module_to_the_bit() -> None:
@@ -36,7 +37,7 @@ def test_gradients_are_those_of_the_module_to_the_bit() -> None:
 
 
 def test_inference_is_that_of_the_module() -> None:
-    real = real_inference(Net(), [torch.randn(5, 2, 8, 8)])
+    real = real_inference(net(), [torch.randn(5, 2, 8, 8)])
     with torch.no_grad():
         (output,) = Program.of(real.capture.traced).compile()(*real.leaves)
         assert torch.equal(output, real.eager())

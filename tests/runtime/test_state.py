@@ -13,7 +13,7 @@ from placeto.capture.trace import trace_training
 from placeto.runtime.program import Program
 from placeto.runtime.state import State
 from placeto.runtime.unrolled import unrolled
-from tests.runtime.true import square
+from tests.captures import square
 
 
 def running(parts: list[Tensor]) -> list[Tensor]:

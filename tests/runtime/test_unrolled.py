@@ -15,8 +15,7 @@ from placeto.runtime.devices import open_devices
 from placeto.runtime.executable import PlacedModule
 from placeto.runtime.unrolled import unrolled
 from placeto.simulator.schedule import simulate
-from tests.captures import Checkpointed, Made, Shared
-from tests.runtime.true import square
+from tests.captures import Checkpointed, Made, Shared, assert_same_gradients, square
 
 
 def averages(self: Any, x: Tensor) -> Tensor:
@@ -81,10 +80,8 @@ def test_a_step_is_that_of_one_micro_batch_after_the_other(name: str, count: int
             value = twin(part)
             ((value if loss is None else loss(value)) / count).backward()
     assert torch.equal(mine, its)
-    for (path, ours), theirs in zip(module.named_parameters(), twin.parameters(), strict=True):
-        assert ours.grad is not None, path
-        assert theirs.grad is not None, path
-        assert torch.equal(ours.grad, theirs.grad), path
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert_same_gradients(module, twin)
     for (path, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
         assert torch.equal(ours, theirs), path
 

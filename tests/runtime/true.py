@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 import placeto
 from placeto.runtime.executable import PlacedModule
+from tests.captures import assert_same_gradients, square
 
 Loss = Callable[..., Tensor]
-
-
-def square(output: Any, *targets: Any) -> Tensor:
-    """A loss."""
-    return output.square().mean()
 
 
 def step_of(module: nn.Module, inputs: Any, **options: Any) -> PlacedModule:
@@ -55,9 +51,6 @@ def assert_as_eager(
         wanted = loss(other(*inputs))
         wanted.backward()
         assert torch.equal(made, wanted.detach())
-        for mine, its in zip(module.parameters(), other.parameters(), strict=True):
-            assert torch.equal(mine, its)
-            assert (mine.grad is None) == (its.grad is None)
-            assert mine.grad is None or torch.equal(mine.grad, its.grad)
-        for mine, its in zip(module.buffers(), other.buffers(), strict=True):
-            assert torch.equal(mine, its)
+        assert_same_gradients(module, other)
+        for tensors in (nn.Module.parameters, nn.Module.buffers):
+            assert all(map(torch.equal, tensors(module), tensors(other)))

@@ -140,34 +140,36 @@ def test_parts_take_over_the_best_placement_that_keeps_them_together() -> None:
     assert judge.best_groups[1] == math.inf
 
 
-def test_absorbed_improvements_become_history() -> None:
+@pytest.mark.parametrize(
+    ("first", "makespan", "log", "history"),
+    [
+        # it began from something worse
+        ((90.0, 0.0), 45.0, [(1, 95.0, 0.0), (10, 60.0, 0.0), (70, 45.0, 0.0)], [(1, 90.0), (11, 60.0), (71, 45.0)]),
+        # a search that begins from what doesn't fit logs faster placements before the first one that fits
+        ((100.0, 0.0), 95.0, [(5, 83.0, 0.1), (7, 98.0, 0.0), (9, 95.0, 0.0)], [(1, 100.0), (8, 98.0), (10, 95.0)]),
+        # 100 with the penalty: faster ones that exceed memory more are no improvements, and slower ones that fit are
+        (
+            (50.0, 0.1),
+            90.0,
+            [(1, 45.0, 0.2), (2, 60.0, 0.05), (4, 120.0, 0.0), (6, 40.0, 0.1), (9, 90.0, 0.0)],
+            [(1, 50.0), (3, 60.0), (5, 120.0), (10, 90.0)],
+        ),
+    ],
+    ids=["fit", "begins unfit", "by penalty"],
+)
+def test_absorbed_improvements_become_history(
+    first: tuple[float, float],
+    makespan: float,
+    log: list[tuple[int, float, float]],
+    history: list[tuple[int, float]],
+) -> None:
     judge = evaluator(two_chains())
-    judge.score(ONE)
-    judge.absorb(
-        APART, 45.0, 0.0, 100, [(1, 95.0, 0.0), (10, 60.0, 0.0), (70, 45.0, 0.0)]
-    )  # it began from something worse
-    assert [(count, makespan) for count, _, makespan in judge.result().history] == [(1, 90.0), (11, 60.0), (71, 45.0)]
+    judge.absorb(ONE, *first, 1)
+    judge.absorb(APART, makespan, 0.0, 100, log)
+    assert [entry[::2] for entry in judge.result().history] == history
     seconds = [second for _, second, _ in judge.result().history]
     assert seconds == sorted(seconds)
     assert judge.simulations == 101
-
-
-def test_absorbed_improvements_that_do_not_fit_are_left_out() -> None:
-    """A search that begins from what doesn't fit logs faster placements before the first one that fits."""
-    judge = evaluator(two_chains())
-    judge.absorb(ONE, 100.0, 0.0, 1)
-    judge.absorb(APART, 95.0, 0.0, 10, [(5, 83.0, 0.1), (7, 98.0, 0.0), (9, 95.0, 0.0)])
-    assert [entry[::2] for entry in judge.result().history] == [(1, 100.0), (8, 98.0), (10, 95.0)]
-
-
-def test_absorbed_improvements_are_those_that_fit_rather_than_not_then_by_penalty() -> None:
-    """Faster ones that exceed memory more are no improvements, and slower ones that fit are."""
-    judge = evaluator(two_chains())
-    judge.absorb(ONE, 50.0, 0.1, 1)  # 100 with the penalty
-    judge.absorb(
-        APART, 90.0, 0.0, 9, [(1, 45.0, 0.2), (2, 60.0, 0.05), (4, 120.0, 0.0), (6, 40.0, 0.1), (9, 90.0, 0.0)]
-    )
-    assert [entry[::2] for entry in judge.result().history] == [(1, 50.0), (3, 60.0), (5, 120.0), (10, 90.0)]
 
 
 class Clock:

@@ -4,34 +4,25 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from placeto.capture.trace import capture_training
 from placeto.problem.cluster import load_cluster
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
-from tests.parts import Parts
+from tests.captures import Made, linears, meta, training
 
 LAYERS, WIDTH, BATCH = 8, 4096, 65536  # so that transfers are short beside what a stage computes
 
 
-class Scale(Parts):
-    """Before the first layer, so that this one has an input gradient as well: all layers are equal."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 @cache
 def chain(micro_batches: int) -> ComputationGraph:
-    with torch.device("meta"):
-        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
-        module, x = nn.Sequential(Scale(scale=nn.Parameter(torch.ones(1))), *layers), torch.empty(BATCH, WIDTH)
-    return capture_training(module, [x], lambda y: y.sum(), micro_batches=micro_batches)
+    """Before the first layer is a factor, so that this one has an input gradient as well: all layers are equal."""
+    factor = Made(lambda self, x: x * self.scale, scale=nn.Parameter(meta(1)))
+    layers = nn.Sequential(factor, *linears(LAYERS, WIDTH, bias=False, device="meta"))
+    return training(layers, meta(BATCH, WIDTH), micro_batches=micro_batches)
 
 
 def parts(graph: ComputationGraph) -> np.ndarray:

@@ -14,6 +14,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, peak_by_category
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
+from tests.toys import linked
 
 LAYERS, WIDTH = 4, 256
 WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes
@@ -40,18 +41,17 @@ def sent(schedule: Schedule) -> np.ndarray:
     return schedule.lowering.flat.tensor_bytes[schedule.send_tensor]
 
 
-def linked(devices: int, rate: float) -> Cluster:
-    """Devices of one kind, each with a link of so many bytes a second."""
+def boards(devices: int, rate: float) -> Cluster:
+    """Each with a link of so many bytes a second."""
     kind = Device("gpu:0", "v100", 15.7e12, 9e11, 16 * 10**9, 5.0)
-    names = [replace(kind, name=f"gpu:{number}") for number in range(devices)]
-    return Cluster("linked", tuple(names), np.full((devices, devices), rate / 1e6), np.zeros((devices, devices)))
+    return linked([replace(kind, name=f"gpu:{number}") for number in range(devices)], rate / 1e6)
 
 
 @pytest.mark.parametrize(("stage", "times"), [(1, 2), (2, 2), (3, 3)])
 @pytest.mark.parametrize("devices", [2, 4])
 def test_bytes_and_time_where_links_decide(stage: int, times: int, devices: int) -> None:
     rate = 1e6  # a byte a microsecond
-    schedule = run(step(linked(devices, rate), chain(), devices), range(devices), stage)
+    schedule = run(step(boards(devices, rate), chain(), devices), range(devices), stage)
     each = times * WHOLE * (devices - 1) / devices
     for device in range(devices):
         losses = 8 * devices
@@ -60,7 +60,7 @@ def test_bytes_and_time_where_links_decide(stage: int, times: int, devices: int)
 
 
 def test_links_that_are_fast_take_no_time() -> None:
-    problem = step(linked(4, 1e18), chain(), 4, 4096)
+    problem = step(boards(4, 1e18), chain(), 4, 4096)
     busy = problem.busy_us[problem.graph.micro_batches == 0, 0].sum()
     for stage in (1, 2, 3):
         schedule = run(problem, range(4), stage)
@@ -68,7 +68,7 @@ def test_links_that_are_fast_take_no_time() -> None:
 
 
 def test_memory_of_parts() -> None:
-    problem = step(linked(4, 1e11), chain(), 4)
+    problem = step(boards(4, 1e11), chain(), 4)
     layer = WHOLE // LAYERS
     weights = {1: WHOLE, 2: WHOLE // 4 + WHOLE, 3: WHOLE // 4 + 2 * layer}
     for stage, most in weights.items():
@@ -83,7 +83,7 @@ def test_memory_of_parts() -> None:
 
 @pytest.mark.parametrize(("stage", "most"), [(2, LAYERS), (3, 2)])
 def test_so_many_units_are_gathered_at_a_time(stage: int, most: int) -> None:
-    schedule = run(step(linked(4, 1e11), chain(), 4, 4096), range(4), stage)
+    schedule = run(step(boards(4, 1e11), chain(), 4, 4096), range(4), stage)
     graph = schedule.problem.graph
     lives = []
     for op in np.flatnonzero(np.array(graph.op_types) == GATHER).tolist():
@@ -133,7 +133,7 @@ def test_what_is_not_trained_is_never_sent_to_whole_replicas() -> None:
     module = chain()
     for layer in module[:-1]:
         layer.requires_grad_(False)
-    problem = step(linked(4, 1e11), module, 4)
+    problem = step(boards(4, 1e11), module, 4)
     whole, divided = (run(problem, range(4), stage) for stage in (1, 3))
     layer_bytes = WHOLE // LAYERS
     assert sent(whole).sum() == pytest.approx(2 * 3 * layer_bytes, abs=64)
@@ -143,14 +143,14 @@ def test_what_is_not_trained_is_never_sent_to_whole_replicas() -> None:
 
 
 def test_copies_in_16_bits_are_gathered_as_such() -> None:
-    problem = step(linked(4, 1e11), chain(), 4, precision="bf16")
+    problem = step(boards(4, 1e11), chain(), 4, precision="bf16")
     whole, divided = (sent(run(problem, range(4), stage)).sum() for stage in (1, 3))
     assert whole == pytest.approx(2 * 3 * WHOLE, abs=64)
     assert divided == pytest.approx(3 * (WHOLE / 2 + WHOLE / 2 + WHOLE), abs=64)
 
 
 def test_further_micro_batches_gather_again_where_parameters_are_divided() -> None:
-    problem = step(linked(2, 1e11), chain(), 4)
+    problem = step(boards(2, 1e11), chain(), 4)
     once, twice = (run(problem, [0, 1, 0, 1], stage) for stage in (1, 3))
     assert sent(once).sum() == pytest.approx(2 * WHOLE, abs=64)
     assert sent(twice).sum() == pytest.approx(2 * 3 * WHOLE, abs=64)

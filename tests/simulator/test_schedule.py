@@ -18,6 +18,7 @@ from placeto.simulator import kernel, schedule
 from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
 from placeto.simulator.slack import fill_slack
 from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack
+from tests.toys import alike, linked
 
 ROOT = Path(__file__).parents[2]
 MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
@@ -147,8 +148,8 @@ def test_at_equal_times(
     """Each op is on a device of its own, but the two consumers on the last one; links take 1000 bytes/us."""
     ops = [{"name": name, "outputs": [size], "time_us": {"*": 10.0}} for name in producers]
     ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in producers]
-    devices, shape = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
-    cluster = Cluster("plain", devices, np.full(shape, 1000.0), np.zeros(shape), transfers, link, dispatch="fifo")
+    devices = [Device(name, "x", 1.0, 1.0, 10**9) for name in names]
+    cluster = linked(devices, 1000.0, transfers=transfers, link=link, dispatch="fifo")
     problem, last = PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster), len(names) - 1
     arrive = 10.0 + size / 1000.0
     assert simulate(problem, np.array([0, 1, last, last])).start_us.tolist() == [0.0, 0.0, arrive + 1.0, arrive]
@@ -157,11 +158,11 @@ def test_at_equal_times(
 def test_unicast_sends_once_per_destination_and_broadcast_once() -> None:
     ops = [{"name": "a", "outputs": [1000], "time_us": {"*": 10.0}}]
     ops += [{"name": f"b{i}", "inputs": [["a", 0]], "time_us": {"*": 1.0}} for i in range(3)]
-    graph, devices = ComputationGraph.from_ops("fan", ops), [Device(f"d{i}", "x", 1e12, 1e12, 10**9) for i in range(3)]
+    graph, devices = ComputationGraph.from_ops("fan", ops), alike(*[10**9] * 3)
     bandwidth = np.array([[1, 100, 50], [1, 1, 1], [1, 1, 1]], np.float64)
     ends = {}
     for transfers, link in MODES:
-        cluster = Cluster("c", tuple(devices), bandwidth, np.full((3, 3), 2.0), transfers, link)
+        cluster = Cluster("c", devices, bandwidth, np.full((3, 3), 2.0), transfers, link)
         ends[transfers, link] = simulate(PlacementProblem(graph, cluster), np.array([0, 2, 1, 1])).finish_us.tolist()
     assert ends["unicast", "egress"] == [10, 10 + 22 + 1, 10 + 22 + 12 + 1, 10 + 22 + 12 + 2]
     assert ends["unicast", "pair"] == ends["broadcast", "pair"] == [10, 33, 23, 24]
@@ -170,7 +171,7 @@ def test_unicast_sends_once_per_destination_and_broadcast_once() -> None:
 
 def _batch(rng: np.random.Generator, size: int) -> tuple[ProblemBatch, np.ndarray, np.ndarray]:
     problems = [random_problem(rng, *MODES[i % len(MODES)])[0] for i in range(12)]
-    tight = Cluster("tight", (Device("a", "x", 1e12, 1e12, 40_000), Device("b", "x", 1e12, 1e12, 90_000)), *_two())
+    tight = linked(alike(40_000, 90_000), 1000.0)
     problems += [PlacementProblem(random_graph(rng, 20), tight) for _ in range(3)]
     batch = ProblemBatch.of(problems)
     index = rng.integers(0, len(problems), size)
@@ -178,10 +179,6 @@ def _batch(rng: np.random.Generator, size: int) -> tuple[ProblemBatch, np.ndarra
     for row, p in enumerate(index):
         placements[row, : problems[p].num_ops] = rng.integers(0, problems[p].num_devices, problems[p].num_ops)
     return batch, index, placements
-
-
-def _two() -> tuple[np.ndarray, np.ndarray]:
-    return np.full((2, 2), 1000.0), np.zeros((2, 2))
 
 
 def test_batch_equals_single_and_reports_overflow() -> None:

@@ -119,29 +119,7 @@ def test_a_signal_saves_first_and_then_interrupts(number, iterations, tmp_path):
 def test_curves(uninterrupted):
     events = EventAccumulator(str(uninterrupted))
     events.Reload()
-    tags = events.Tags()
-    expected = {
-        "loss/supervised",
-        "loss/ranking",
-        "loss/policy",
-        "return/mean",
-        "policy/entropy",
-        "train/gradient_norm",
-        "train/learning_rate",
-        "makespan/episode_end",
-        "makespan/episode_best",
-        "makespan/best",
-        "validation/end",
-        "validation/to_heuristic",
-        "placements/simulated",
-        "seconds/simulation",
-        "seconds/network",
-        "seconds/other",
-        "seconds/elapsed",
-        "hparam/validation",
-    }
-    assert expected <= set(tags["scalars"])
-    assert "schedule/validation" in tags["images"]
+    assert "hparam/validation" in events.Tags()["scalars"]
     assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
     assert len(events.Scalars("loss/policy")) == 4  # the second half
 

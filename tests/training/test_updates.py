@@ -58,6 +58,13 @@ def test_the_odds_of_the_best_moves_are_learned_beside_the_changes(setting, monk
     assert with_odds < without - 0.03
 
 
+def scored_by(policy, episodes, t, advantage):
+    """What a policy says of the moves that all episodes made at one time."""
+    distribution = PairDistribution.from_logits(policy(episodes.data[t])[0], episodes.data[t])
+    log_prob = distribution.log_prob(episodes.action[t])
+    return Scored(log_prob, episodes.log_prob[t], advantage, distribution.entropy(), 1.0)
+
+
 @pytest.mark.parametrize("config", [LearningConfig(lr=3e-3), OneShotLearningConfig(algorithm="reinforce", lr=3e-3)])
 def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, config):
     policy, optimizer, episodes = setting
@@ -67,10 +74,7 @@ def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, c
         pytest.fail("choose another seed: the two episodes begin with the same move")
 
     def scored(t):
-        data = episodes.data[t]
-        distribution = PairDistribution.from_logits(policy(data)[0], data)
-        log_prob = distribution.log_prob(episodes.action[t])
-        return Scored(log_prob, episodes.log_prob[t], normalise(advantage)[t], distribution.entropy(), 1.0)
+        return scored_by(policy, episodes, t, normalise(advantage)[t])
 
     before, random, sizes = scored(0).log_prob.detach(), np.random.default_rng(0), []
 
@@ -94,11 +98,7 @@ def test_ppo_says_how_far_the_policy_moved_and_reinforce_has_not_moved(setting):
         policy = deepcopy(setting[0])
 
         def score(minibatch, policy=policy):
-            for t in minibatch:
-                data = episodes.data[t]
-                distribution = PairDistribution.from_logits(policy(data)[0], data)
-                log_prob, advantage = distribution.log_prob(episodes.action[t]), torch.tensor([1.0, -1.0, 0.5, 0.0])
-                yield Scored(log_prob, episodes.log_prob[t], advantage, distribution.entropy(), 1.0)
+            return (scored_by(policy, episodes, t, torch.tensor([1.0, -1.0, 0.5, 0.0])) for t in minibatch)
 
         optimizer, random = torch.optim.Adam(policy.parameters(), lr=lr), np.random.default_rng(0)
         found.append(policy_update(policy, optimizer, 8, score, LearningConfig(), random, entropy=0.5))

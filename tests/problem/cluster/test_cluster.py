@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster, ClusterError, Device, Link, Topology, load_cluster, save_cluster
+from tests.toys import linked
 
 DEVICE = {"name": "gpu:0", "kind": "p100", "flops": 9.5e12, "memory_bandwidth": 7.3e11, "memory": 16e9}
 DOCUMENT: dict[str, Any] = {
@@ -53,8 +54,7 @@ def test_optional_fields_may_be_left_out_and_one_number_stands_for_all_pairs(tmp
 
 def test_ranks_order_names_as_strings() -> None:
     devices = tuple(Device(f"/gpu:{n}", "x", 1.0, 1.0, 1) for n in (2, 10, 0))
-    cluster = Cluster("c", devices, np.ones((3, 3)), np.zeros((3, 3)))
-    assert cluster.device_rank.tolist() == [2, 1, 0]  # '/gpu:0' < '/gpu:10' < '/gpu:2'
+    assert linked(devices).device_rank.tolist() == [2, 1, 0]  # '/gpu:0' < '/gpu:10' < '/gpu:2'
 
 
 def test_a_record_may_stand_for_many_devices(tmp_path: Path) -> None:
@@ -109,7 +109,6 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, "device 'b': memory_bandwidth is missing"),
         ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, "device 7: name must be a string"),
         (second({"flops": 0}), "device 'b': flops must be a finite number > 0"),
-        (second({"flops": "9"}), "device 'b': flops must be a finite number > 0"),
         (
             second({"flops": {"float32": 1e12, "fp16": 2e12}}),
             "device 'b': a dtype of flops must be one of float64, float32, tf32, .*, not 'fp16'",
@@ -117,25 +116,19 @@ def test_pickles_with_read_only_arrays() -> None:
         (second({"flops": {"float16": 2e12}}), "device 'b': flops must give the peak of float32"),
         (second({"flops": {"float32": -1}}), r"device 'b': flops\[float32\] must be a finite number > 0, not -1"),
         (second({"memory": 1.5}), "device 'b': memory must be a whole number of bytes"),
-        (second({"memory": 1e30}), "device 'b': memory must be a whole number"),
         (second({"overhead_us": -1}), "overhead_us must be .* >= 0, not -1"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
         ({"bandwidth": "fast"}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, "a"], [1, 0]]}, r"bandwidth\[0\]\[1\] must be a number, not 'a'"),
         ({"bandwidth": [[0, 1], [0, 0]]}, "bandwidth from 'gpu:1' to 'gpu:0' must be finite and > 0, not 0"),
-        ({"bandwidth": [[0, float("nan")], [1, 0]]}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": float("inf")}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"latency_us": [[0, -1], [1, 0]]}, "latency_us from 'gpu:0' to 'gpu:1' must be finite and >= 0, not -1"),
         ({"latency_us": [[0, 1]]}, "latency_us must be a 2 x 2 matrix"),
         ({"transfers": "multicast"}, "transfers must be one of unicast, broadcast, not 'multicast'"),
         ({"link": "bus"}, "link must be one of egress, pair, free, not 'bus'"),
         ({"link_gap_us": -1}, "link_gap_us must be a finite number >= 0, not -1"),
-        ({"link_gap_us": "1"}, "link_gap_us must be a finite number >= 0, not '1'"),
-        ({"link_gap_us": True}, "link_gap_us must be a finite number >= 0, not True"),
-        ({"link_gap_us": float("nan")}, "link_gap_us must be a finite number >= 0, not nan"),
         ({"latency_us": float("nan")}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
-        ({"latency_us": float("inf")}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, -1], [1, 0]]}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not -"),
         ({"bandwidth": 0}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not 0"),
         ({"bandwidth": True}, "bandwidth must be a 2 x 2 matrix"),
@@ -144,17 +137,12 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"bandwidth": 10**400}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, 1], 1]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": []}, "bandwidth must be a 2 x 2 matrix"),
-        (second({"memory": 10**400}), "device 'b': memory must be a whole number"),
-        (second({"memory": True}), "device 'b': memory must be a whole number"),
-        (second({"flops": float("nan")}), "device 'b': flops must be a finite"),
         ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, "device '': name must not be empty"),
         ({"devices": [DEVICE, 7]}, "devices must be a list of objects"),
         ({"devices": [{**DEVICE, "count": 0}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 0"),
         ({"devices": [{**DEVICE, "count": 1.5}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 1.5"),
         ({"devices": [{**DEVICE, "count": 10**9}]}, "count must be an integer from 1 to 4096, not 1000000000"),
         ({"topology": {}}, "topology stands in place of bandwidth: leave one of the two out"),
-        ({"transfers": ["unicast"]}, "transfers must be one of unicast, broadcast"),
-        ({"link": None}, "link must be one of egress, pair, free, not None"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -170,13 +158,6 @@ def test_missing_bandwidth_and_broken_json(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ClusterError, match=r"broken\.json: not valid JSON"):
         load_cluster(tmp_path / "broken.json")
-
-
-def test_unknown_names_and_missing_files() -> None:
-    with pytest.raises(ClusterError, match="unknown cluster '3xq80': presets are 2xk80, 4xk80"):
-        load_cluster("3xq80")
-    with pytest.raises(ClusterError, match="there is no such file; presets are 2xk80"):
-        load_cluster("nowhere.json")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +275,7 @@ def test_shared_links_of_a_file(tmp_path: Path) -> None:
     for change, message in (
         ({"bandwidth": 25}, r"shared_links\[0\]: bandwidth = 25 bytes/s is implausible"),
         ({"to": "gpu:1"}, r"shared_links\[0\]: to must be a list"),
-        ({"to": ["gpu:7"]}, "shared link 'card': there is no device 'gpu:7'"),
+        ({"to": ["gpu:7"]}, "shared link 'card': there is no device 'gpu:7', but gpu:0, gpu:1"),
         ({"too": []}, r"shared_links\[0\]: unknown field 'too'"),
     ):
         path.write_text(json.dumps(document | {"shared_links": [card | change]}))

@@ -11,9 +11,7 @@ def test_costs_by_name_and_by_file(tmp_path: Path) -> None:
     assert load_costs("efficiency") is EFFICIENCY
     table = Path(str(files("placeto.problem.costs").joinpath("efficiency.json")))
     assert load_costs(table) == EFFICIENCY
-    with pytest.raises(
-        CostsError, match=r"unknown costs 'fast': known are efficiency, roofline, or name a \.json file"
-    ):
+    with pytest.raises(CostsError, match=r"unknown costs 'fast': .*, or name a \.json file"):
         load_costs("fast")
     for content in ('{"format": "placeto.graph/1"}', "[]", '{"format": ["placeto.efficiency/1"]}'):
         (tmp_path / "costs.json").write_text(content)

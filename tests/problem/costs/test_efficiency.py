@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Device
 from placeto.problem.cluster.devices import A100, CPU, H200, P100, T4, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostsError, load_costs
 from placeto.problem.costs.efficiency import ANY, Efficiency, Factors, op_kind
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from tests.toys import linked
 
 TABLE = Efficiency(
     {
@@ -34,8 +35,7 @@ TABLE = Efficiency(
 def times(device: Device, *ops: dict[str, Any], costs: Efficiency = TABLE) -> list[float]:
     """Microseconds of ops on a device."""
     graph = ComputationGraph.from_ops("g", [{"name": f"o{i}", **op} for i, op in enumerate(ops)])
-    cluster = Cluster("one", (device,), np.ones((1, 1)), np.zeros((1, 1)))
-    return costs.op_time_us(graph, cluster)[:, 0].tolist()
+    return costs.op_time_us(graph, linked([device]))[:, 0].tolist()
 
 
 def device(kind: str, overhead_us: float = 0.0) -> Device:
@@ -199,8 +199,7 @@ def test_a_device_is_never_much_faster_than_its_roofline() -> None:
     for board in (P100, V100, A100, H200, T4, CPU):
         found = np.array(times(board, *ops, costs=EFFICIENCY))
         graph = ComputationGraph.from_ops("g", [{"name": f"o{i}", **op} for i, op in enumerate(ops)])
-        cluster = Cluster("one", (board,), np.ones((1, 1)), np.zeros((1, 1)))
-        ratio = found / ROOFLINE.op_time_us(graph, cluster)[:, 0]
+        ratio = found / ROOFLINE.op_time_us(graph, linked([board]))[:, 0]
         assert ratio.min() > 0.44
         assert ratio.max() < 8.0
 
@@ -280,9 +279,8 @@ def test_dropout_is_one_kernel_on_gpus_and_three_ops_on_cpus() -> None:
 
 def test_batch_norm_without_statistics_is_elementwise() -> None:
     op = {"name": "a", "type": "aten.native_batch_norm", "bytes_accessed": 1e5}
-    cluster = Cluster("one", (BOARD,), np.ones((1, 1)), np.zeros((1, 1)))
     found = [
-        CORES.op_time_us(ComputationGraph.from_ops("g", [op], mode=mode), cluster)[0, 0]
+        CORES.op_time_us(ComputationGraph.from_ops("g", [op], mode=mode), linked([BOARD]))[0, 0]
         for mode in ("training", "inference")
     ]
     assert found == pytest.approx([100 / 0.4, 100 / 0.8])
@@ -290,7 +288,7 @@ def test_batch_norm_without_statistics_is_elementwise() -> None:
 
 def test_devices_without_measured_ops_are_named() -> None:
     boards = (V100, replace(H200, name="b"), replace(A100, kind="new", name="c"), replace(CPU, name="d"))
-    cluster = Cluster("some", boards, np.ones((4, 4)), np.zeros((4, 4)))
+    cluster = linked(boards)
     assert EFFICIENCY.unmeasured(cluster) == ("new", "cpu")
     ops = [{"name": "a", "type": "aten.add", "bytes_accessed": 4.0}]
     assert PlacementProblem(ComputationGraph.from_ops("g", ops), cluster).unmeasured == ("new", "cpu")
@@ -342,6 +340,5 @@ def test_bad_tables_are_refused(document: dict[str, Any], message: str, tmp_path
 
 def test_peaks_beyond_64_bits_are_numbers_too() -> None:
     device = Device("gpu:0", "p100", 10**30, 10**30, 10**9)
-    cluster = Cluster("fast", (device,), np.ones((1, 1)), np.zeros((1, 1)))
     graph = ComputationGraph.from_ops("ops", [{"name": "a", "type": "aten.mm", "flops": 2e9}, {"name": "b"}])
-    assert np.isfinite(EFFICIENCY.op_time_us(graph, cluster)).all()
+    assert np.isfinite(EFFICIENCY.op_time_us(graph, linked([device]))).all()

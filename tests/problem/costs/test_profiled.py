@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster, Device
@@ -12,6 +11,7 @@ from placeto.problem.costs import CostsError
 from placeto.problem.costs.profiled import Fit, OpCost, Profiled, load_profiled, save_profiled, torch_version
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from tests.toys import linked
 
 COSTS = Profiled(
     torch=torch_version(),
@@ -41,8 +41,7 @@ GRAPH = ComputationGraph.from_ops(
 
 
 def cluster(*kinds: str) -> Cluster:
-    devices = tuple(Device(f"d{i}", kind, 1e9, 1e9, 10**9) for i, kind in enumerate(kinds))
-    return Cluster("two", devices, np.ones((len(kinds),) * 2), np.zeros((len(kinds),) * 2))
+    return linked([Device(f"d{i}", kind, 1e9, 1e9, 10**9) for i, kind in enumerate(kinds)], name="two")
 
 
 def test_measured_then_fitted_by_type_then_by_all() -> None:
@@ -81,6 +80,7 @@ def test_files_keep_everything(tmp_path: Path) -> None:
     [
         ({"format": "placeto.graph/1"}, 'not a file of costs: "format" must be "placeto.costs/1"'),
         ({"torch": "1.13.0"}, "measured under torch '1.13.0', this is"),
+        ({"torch": "2.0.1"}, ": measure again, with"),
         ({"torch": 2}, "torch must be a string, not 2"),
         ({"fits": {"cpu": {"mm": {"fixed_us": 1, "us_per_flop": 0, "us_per_byte": 0}}}}, "fits of 'cpu': '*', the fit"),
         ({"fits": {"cpu": {"*": {"fixed_us": -1, "us_per_flop": 0, "us_per_byte": 0}}}}, "'*']: fixed_us must be a"),

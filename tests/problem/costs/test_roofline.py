@@ -5,15 +5,6 @@ from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 
 
-def test_roofline_is_the_longer_of_computing_and_of_moving_bytes() -> None:
-    ops = [
-        {"name": "a", "flops": 15.7e6, "bytes_accessed": 9e5},
-        {"name": "b", "flops": 15.7e6, "bytes_accessed": 9e6},
-    ]
-    times = ROOFLINE.op_time_us(ComputationGraph.from_ops("two", ops), load_cluster("2xv100"))
-    np.testing.assert_allclose(times, [[1.0, 1.0], [10.0, 10.0]])
-
-
 def test_the_peak_is_that_of_the_dtype() -> None:
     ops = [{"name": dtype, "flops": 156e6, "dtype": dtype} for dtype in ("float32", "tf32", "bfloat16")]
     times = ROOFLINE.op_time_us(ComputationGraph.from_ops("g", ops), load_cluster("4xa100"))

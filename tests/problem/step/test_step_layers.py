@@ -15,15 +15,13 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
+from tests.captures import chained, linears, square
 
 COUNT, BATCH = 6, 2048
 
 
 def test_layers_follow_the_forward_pass() -> None:
-    with torch.device("meta"):
-        module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(COUNT)))
-        x = torch.empty(BATCH, 512)
-    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=8)
+    graph = chained(COUNT, 512, BATCH, 8, bias=False)
     problem = PlacementProblem(graph, load_cluster("4xv100"))
     cut = layers(problem, False)
     layer, work = cut.number, cut.work_us
@@ -52,7 +50,7 @@ class Gated(nn.Module):
 
 def _repeated(activation: nn.Module) -> nn.Module:
     """Layers, between which one activation is called again and again; the last two are one."""
-    dense = [nn.Linear(64, 64) for _ in range(4)]
+    dense = linears(4, 64)
     return nn.Sequential(*(part for layer in [*dense, dense[-1]] for part in (layer, activation)))
 
 
@@ -66,7 +64,7 @@ def test_no_layer_reads_from_a_later_one_nor_its_backward_pass_from_an_earlier_o
 ) -> None:
     with torch.device("meta"):
         module, x = make(), torch.empty(512, 64)
-    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+    graph = capture_training(module, [x], square, micro_batches=4)
     number = layers(PlacementProblem(graph, load_cluster("4xv100")), whole).number
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         if graph.micro_batches[src] == graph.micro_batches[dst] != -1:
@@ -126,11 +124,7 @@ def _in(problem: PlacementProblem, cell: int) -> list[bool]:
 
 
 def test_where_each_module_runs_once_layers_are_the_same() -> None:
-    with torch.device("meta"):
-        module, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.empty(512, 64)
-    problem = PlacementProblem(
-        capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4), load_cluster("4xv100")
-    )
+    problem = PlacementProblem(chained(4, 64, 512, 4), load_cluster("4xv100"))
     assert np.array_equal(layers(problem, True).number, layers(problem, False).number)
     assert {plan.whole for plan in all_plans(problem)} == {False}
 
