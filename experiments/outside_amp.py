@@ -190,7 +190,7 @@ def exchange_us(cluster: Cluster, size: int, dispatch: str) -> float:
             given = {"inputs": [(f"f {device}", 0)], "outputs": outputs, "micro_batch": device, "pass": "backward"}
             add(f"b{weight} {device}", device, given)
     for weight in weights:
-        total, labels = (f"b{weight} 0", 0), {"pass": "backward", "gradient_of": f"w{weight}"}
+        total, labels = (f"b{weight} 0", 0), {"pass": "backward"}
         for device in range(1, devices):
             summed = {"type": "aten.add", "inputs": [total, (f"b{weight} {device}", 0)], "outputs": outputs}
             add(f"a{weight} {device}", weight % devices, {**summed, **labels})

@@ -215,7 +215,7 @@ def in_micro_batches(graph: ComputationGraph, count: int) -> ComputationGraph:
         if layer == name or layer not in size:
             continue
         whole = [f"{name}@0", len(outputs[op])]
-        shared = {**common, "pass": "backward", "module": layer, "gradient_of": f"{layer}/parameter"}
+        shared = {**common, "pass": "backward", "module": layer}
         for batch in range(1, count):
             added = f"{layer}/sum@{batch}"
             given = [whole, [f"{name}@{batch}", len(outputs[op])]]

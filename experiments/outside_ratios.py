@@ -159,7 +159,7 @@ def data_parallel(size: Size, words: int, length: int, batch: int, cluster: Clus
             add(f"b{number} {device}", device, labels | made)
     for (number, each), home in homes.items():
         total, outputs = (f"b{number} 0", each + 1), [weights[number] // PARTS]
-        labels = {"pass": "backward", "gradient_of": f"w{number} {each}"}
+        labels = {"pass": "backward"}
         for device in range(1, devices):
             record = {"type": "aten.add", "inputs": [total, (f"b{number} {device}", each + 1)], "outputs": outputs}
             add(name := f"a{number} {each} {device}", home, record | labels)

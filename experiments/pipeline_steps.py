@@ -247,12 +247,12 @@ def _lowered(
         record = {"inputs": [ended[device]], "outputs": [share] * len(members), "micro_batch": place, **_BACKWARD}
         program.add(f"{name} of {place}", device, (math.inf, turn, 0.0), 0.0, record)
     for home, device in enumerate(members):
-        total, labels = (f"{name} of 0", home), {"gradient_of": f"{name} {home}", **_BACKWARD}
+        total = f"{name} of 0", home
         for place in range(1, len(members)):
             inputs = [total, (f"{name} of {place}", home)]
-            record = {"type": "aten.add", "inputs": inputs, "outputs": [share], **labels}
+            record = {"type": "aten.add", "inputs": inputs, "outputs": [share], **_BACKWARD}
             total = program.add(f"{name} add {home} {place}", device, (math.inf, turn, 1.0, place), 0.0, record)
-        record = {"type": GRADIENT, "inputs": [total], "outputs": [share], **labels}
+        record = {"type": GRADIENT, "inputs": [total], "outputs": [share], **_BACKWARD}
         whole = program.add(f"{name} sum {home}", device, (math.inf, turn, 2.0), 0.0, record)
         number = on_host[hosts[device]].index(device)
         for host, there in on_host.items():

@@ -81,7 +81,6 @@ def plainly_lowered(problem: PlacementProblem, placement: np.ndarray) -> Plain:
     for record in records.values():
         record.pop("micro_batch", None)
         record.pop("pass", None)
-        record.pop("gradient_of", None)
     names = list(records)
     lowered = PlacementProblem(
         ComputationGraph.from_ops(graph.name, list(records.values()), graph.mode),
@@ -93,7 +92,8 @@ def plainly_lowered(problem: PlacementProblem, placement: np.ndarray) -> Plain:
 
 
 def _adds(record: dict) -> bool:
-    return "gradient_of" in record
+    of_none = record.get("pass") == "backward" and "micro_batch" not in record
+    return of_none and record["type"] == "aten.add" and len(record["inputs"]) == 2
 
 
 def _relay(records, device, place, hosts, nearest, graph) -> None:  # type: ignore[no-untyped-def]

@@ -59,9 +59,6 @@ class GraphArrays:
     module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) names of the module's inputs that each op of the forward pass reads; no part of the hash
     module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
-    # (N,) for the ops that add up the gradient of a parameter over micro-batches, and for the op of type "gradient" at
-    # their end, the name of the parameter, "" for all others; no part of the hash, as it follows from the edges
-    gradient_of: tuple[str, ...] = None  # type: ignore[assignment]
 
     @property
     def num_ops(self) -> int:

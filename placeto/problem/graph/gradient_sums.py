@@ -2,8 +2,8 @@
 
 In a step in micro-batches, each micro-batch contributes to the gradient of a parameter. The graph has a chain of ops
 that add up these contributions in the order of the micro-batches. At its end is an op of type "gradient", without cost,
-at the parameter's home. Each of these ops names the parameter (`gradient_of`). The chain says what is added up. On
-which devices, and in which order, follows from the placement: see `placeto.simulator.lowering`.
+at the parameter's home. The chain says what is added up. On which devices, and in which order, follows from the
+placement: see `placeto.simulator.lowering`.
 
 Legend: N ops, E edges, S sums, C contributions to all of them.
 """
@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
+from placeto.problem.graph.labels import ADDITION, GRADIENT, NO_MICRO_BATCH
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,29 +37,28 @@ class GradientSums:
 
 @lru_cache(maxsize=64)
 def gradient_sums(graph: ComputationGraph) -> GradientSums:
-    """Return the sums of a graph that have at least two contributions, as its ops say (`gradient_of`); cached.
+    """Return the sums of a graph that have at least two contributions; cached.
 
-    The first addition of a sum reads the first contribution and the second one. Every later addition reads the sum of
-    those before it, and then its contribution.
+    A chain is made of additions of two tensors, in the backward pass but of no micro-batch. The first addition of a sum
+    reads the first contribution and the second one. Every later addition reads the sum of those before it, which
+    nothing else reads, and then its contribution.
     """
-    first, tensors = graph.input_ptr, graph.edge_tensor
-    added: dict[str, list[int]] = {}
-    homes = []
-    for op, parameter in enumerate(graph.gradient_of):
-        if parameter and graph.op_types[op] == GRADIENT:
-            homes.append(op)
-        elif parameter:
-            added.setdefault(parameter, []).append(op)
-    homes = [home for home in homes if graph.gradient_of[home] in added]
-    tensor: list[np.ndarray] = []
-    addition, ptr = [], [0]
-    for home in homes:
-        additions = added[graph.gradient_of[home]]
-        tensor += [tensors[first[additions[:1]]], tensors[first[additions] + 1]]
-        addition += [-1, *additions]
-        ptr.append(len(addition))
-    contributed = np.concatenate(tensor) if tensor else np.zeros(0, np.int64)
-    return GradientSums(np.array(homes, np.int64), np.array(ptr), contributed, np.array(addition, np.int64))
+    first, tensors, sources = graph.input_ptr, graph.edge_tensor, graph.edge_src
+    adds = (np.array(graph.op_types) == ADDITION) & (np.array(graph.passes) == "backward")
+    adds &= (graph.micro_batches == NO_MICRO_BATCH) & (np.diff(first) == 2) & (np.diff(graph.output_ptr) == 1)
+    readers = np.bincount(tensors, minlength=len(graph.output_bytes))
+    homes, tensor, addition, ptr = list[int](), list[int](), list[int](), [0]
+    for home in (op for op, kind in enumerate(graph.op_types) if kind == GRADIENT and len(graph.reads[op]) == 1):
+        chain, edge = list[int](), first[home]
+        while adds[sources[edge]] and readers[tensors[edge]] == 1:
+            chain.append(int(sources[edge]))
+            edge = first[chain[-1]]
+        if chain:
+            homes.append(home)
+            tensor += [tensors[edge], *tensors[first[chain[::-1]] + 1]]
+            addition += [-1, *chain[::-1]]
+            ptr.append(len(addition))
+    return GradientSums(*(np.array(column, np.int64) for column in (homes, ptr, tensor, addition)))
 
 
 def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:

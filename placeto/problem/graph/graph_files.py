@@ -20,7 +20,6 @@ from placeto.problem.fields import (
 from placeto.problem.graph.arrays import GraphError
 from placeto.problem.graph.graph import FORMAT, ComputationGraph
 from placeto.problem.graph.labels import MODES
-from placeto.problem.graph.unnamed_sums import with_named_sums
 
 _GRAPH = {
     "name": Field(text, None),
@@ -42,7 +41,7 @@ def load_graph(path: str | Path) -> ComputationGraph:
     with within(GraphError, path):
         values = read_document(document, FORMAT, "a graph file", _GRAPH, GraphError)
         name = Path(path).name.split(".")[0] if values["name"] is None else values["name"]
-        return with_named_sums(ComputationGraph.from_ops(name, values["ops"], values["mode"]))
+        return ComputationGraph.from_ops(name, values["ops"], values["mode"])
 
 
 def save_graph(graph: ComputationGraph, path: str | Path) -> None:

@@ -63,7 +63,6 @@ def test_sums_of_gradients_are_as_written() -> None:
     assert sums.ptr.tolist() == [0, 3]
     assert len(list(contributions(graph))) == 3
     assert step(3).gradients == {"layer.w": ("layer.w/gradient", 0)}
-    assert ComputationGraph.from_ops("again", graph.to_ops()).gradient_of == graph.gradient_of
 
 
 def test_what_micro_batches_share_counts_once() -> None:
