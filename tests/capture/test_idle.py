@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.idle import MOST_GROUPS, Idle, homes
+from placeto.capture.idle import MOST_GROUPS, homes
+from placeto.capture.op_builder import BufferValue
 from placeto.capture.trace import capture_inference, capture_training
 from tests.captures import colocated, record
 
@@ -74,15 +75,15 @@ def test_counters_of_batches_count() -> None:
 
 
 def test_many_idle_modules_are_a_few_groups_of_one_size() -> None:
-    idle = [Idle(f"experts.{expert}.weight", 10, True) for expert in range(10 * MOST_GROUPS)]
+    idle = [BufferValue(f"experts.{expert}.weight", 10) for expert in range(10 * MOST_GROUPS)]
     found = homes(idle, [{"module": "router", "type": "aten.mm"}])
     assert {found.count(home) for home in found} == {10}
     assert found == sorted(found, key=found.index), "neighbours stay together"
 
 
 def test_an_empty_tensor_at_the_end_is_in_no_further_group() -> None:
-    idle = [Idle(f"experts.{expert}.weight", 10, True) for expert in range(10 * MOST_GROUPS)]
-    found = homes([*idle, Idle("last.weight", 0, True)], [{"module": "router", "type": "aten.mm"}])
+    idle = [BufferValue(f"experts.{expert}.weight", 10) for expert in range(10 * MOST_GROUPS)]
+    found = homes([*idle, BufferValue("last.weight", 0)], [{"module": "router", "type": "aten.mm"}])
     assert len(set(found)) == MOST_GROUPS
 
 

@@ -71,8 +71,14 @@ class Step:
 
     @cached_property
     def graph(self) -> ComputationGraph:
-        """The graph of all micro-batches."""
-        return in_micro_batches(self)
+        """The graph of all micro-batches, with the chains that add up the gradients.
+
+        The micro-batches come one after the other. Directly after an op that makes a gradient, an op adds it to the sum
+        of those of the micro-batches before, as PyTorch does. An op of type "gradient" follows the last addition,
+        without cost: it is the whole gradient, and stays with the parameter. The bytes of buffers count once. With one
+        micro-batch, the op that makes a gradient stays with the parameter.
+        """
+        return _with_homes(self) if self.count == 1 else _Whole(self).graph()
 
     @property
     def gradients(self) -> dict[str, tuple[str, int] | None]:
@@ -119,17 +125,6 @@ def title(module: str, call: int, part: str, kind: str) -> str:
     """
     of_call, of_part = f"@{call}" if call > 0 else "", "/grad" if part in BACKWARD_PASSES else ""
     return f"{module}{of_call}{of_part}/{kind.rpartition('.')[2]}".lstrip("/")
-
-
-def in_micro_batches(step: Step) -> ComputationGraph:
-    """Return the graph of all micro-batches of a step, with the chains that add up the gradients.
-
-    The micro-batches come one after the other. Directly after an op that makes a gradient, an op adds it to the sum of
-    those of the micro-batches before, as PyTorch does. An op of type "gradient" follows the last addition, without
-    cost: it is the whole gradient, and stays with the parameter. The bytes of buffers count once. With one micro-batch,
-    the op that makes a gradient stays with the parameter.
-    """
-    return _with_homes(step) if step.count == 1 else _Whole(step).graph()
 
 
 def _with_homes(step: Step) -> ComputationGraph:
