@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from placeto.capture.arguments import plain
-from placeto.capture.batch_dimension import batch_length
+from placeto.capture.batch_dimension import batch_length, is_split
 from placeto.capture.errors import NO_LAYOUT, CaptureError
-from placeto.capture.objects import Kept, hides_tensors, holds_tensors, opened
+from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
 # wrappers whose hooks on autograd's nodes, which a captured step leaves out, average gradients between processes
 _AVERAGING = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -94,25 +94,35 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
             )
 
 
-def check_micro_batches(count: object, name: str) -> None:
-    """Refuse a number of micro-batches that is no whole number.
+def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object, name: str) -> None:
+    """Refuse a number of micro-batches that is none, or into which the batch can't be split.
+
+    Args:
+        inputs: arguments of the module.
+        targets: further arguments of the loss.
+        held: tensors that the loss reads without getting them as arguments.
+        count: the number of micro-batches.
+        name: the name of the graph, for messages.
 
     Raises:
-        CaptureError: it is no int, or a bool.
+        CaptureError: `count` is no whole number, or less than 1. Or there are several micro-batches, and there is no
+            tensor to split, `count` doesn't divide the batch's length, an argument requires a gradient or is an object
+            that holds tensors, an input might be a mask, of which a micro-batch of one sample would get a row that
+            fits, or a tensor that the loss holds is as long as the batch.
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
-
-
-def check_split(inputs: Any, targets: Any, count: int, name: str) -> None:
-    """Refuse a batch that can't be split.
-
-    Raises:
-        CaptureError: `count` is less than 1, there is no tensor to split, `count` doesn't divide the batch's length, or
-            an input might be a mask, of which a micro-batch of one sample would get a row that fits.
-    """
     if count == 1:
         return
+    for leaf in tree_leaves((inputs, targets)):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise CaptureError(
+                f"{name}: an input of shape {tuple(leaf.shape)} requires a gradient, which micro-batches don't give: "
+                "detach it, and call x.requires_grad_() in forward if that needs it"
+            )
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+            kind = type(leaf).__name__
+            raise CaptureError(f"{name}: tensors in a {kind} can't be split into micro-batches: give them as arguments")
     if count < 1:
         raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
     length = batch_length(inputs, targets)
@@ -128,59 +138,14 @@ def check_split(inputs: Any, targets: Any, count: int, name: str) -> None:
         )
     given = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
     square = next((leaf for leaf in given[1:] if leaf.shape[:2] == (length, length)), None)
-    if length == count > 1 and square is not None:
+    if length == count and square is not None:
         raise CaptureError(
             f"{name}: an input of shape {tuple(square.shape)} is as long as the batch in two dimensions, as a mask is, "
             "and each micro-batch of 1 sample would get a row of it: choose another size of the batch, or fewer "
             "micro-batches"
         )
-
-
-def check_unchanged(kept: Kept, micro_batches: int, name: str) -> None:
-    """Refuse a step in micro-batches that changes its arguments, as a micro-batch has only parts of them.
-
-    Raises:
-        CaptureError: it does.
-    """
-    if micro_batches > 1 and kept.changed:
-        raise CaptureError(
-            f"{name}: forward changes a list, a dict or an object that it is given, which micro-batches don't "
-            "give back: return what is new, or use micro_batches=1"
-        )
-
-
-def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
-    """Refuse to split tensors that require a gradient, and objects that hold tensors, into several micro-batches.
-
-    Raises:
-        CaptureError: an argument is one of these.
-    """
-    if micro_batches == 1:
-        return
-    for leaf in tree_leaves(arguments):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            raise CaptureError(
-                f"{name}: an input of shape {tuple(leaf.shape)} requires a gradient, which micro-batches don't give: "
-                "detach it, and call x.requires_grad_() in forward if that needs it"
-            )
-        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
-            kind = type(leaf).__name__
-            raise CaptureError(f"{name}: tensors in a {kind} can't be split into micro-batches: give them as arguments")
-
-
-def check_loss_tensors(tensors: Sequence[Tensor], length: int, name: str) -> None:
-    """Refuse micro-batches if the loss itself holds a tensor with values for each sample, which isn't split.
-
-    Args:
-        tensors: tensors that the loss reads without getting them as arguments.
-        length: the number of samples in the batch.
-        name: the name of the graph, for messages.
-
-    Raises:
-        CaptureError: a tensor is as long as the batch.
-    """
-    for tensor in tensors:
-        if tensor.dim() > 0 and len(tensor) == length:
+    for tensor in held:
+        if is_split(tensor, length):
             raise CaptureError(
                 f"{name}: the loss uses a tensor of shape {tuple(tensor.shape)} that isn't an argument of it, so that "
                 "micro-batches can't split it: give it as a target (a factory returns (module, inputs, loss, "

@@ -123,19 +123,14 @@ def _rows(a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
     return 2 * out_val.numel() * a.shape[-1]
 
 
-def _added_rows(y: Tensor, a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """FLOPs as `_rows` counts them, of an op that adds a product of a to its first argument y."""
-    return _rows(a, out_val=out_val)
-
-
 def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """FLOPs of products of groups of rows, or of columns, each group with a matrix of its own."""
     return 2 * a.numel() * b.shape[-1]
 
 
-def _added_batches(y: Tensor, a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """FLOPs of the sum of B products of (M, K) by (K, N), from a (B, M, K) and b (B, K, N)."""
-    return 2 * a.numel() * b.shape[-1]
+def _behind(formula: Callable[..., int]) -> Callable[..., int]:
+    """The formula of an op whose first argument comes before those of `formula`, such as what a product is added to."""
+    return lambda first, *args, **kwargs: formula(*args, **kwargs)
 
 
 def _foreach(left: Sequence[Tensor], right: Sequence[Tensor], *args: Any, out_val: Any, **kwargs: Any) -> int:
@@ -144,10 +139,6 @@ def _foreach(left: Sequence[Tensor], right: Sequence[Tensor], *args: Any, out_va
 
 def _first(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """FLOPs of an op that multiplies and adds each element of the first input once."""
-    return 2 * a.numel()
-
-
-def _second(y: Tensor, a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     return 2 * a.numel()
 
 
@@ -189,10 +180,6 @@ def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) ->
     return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
 
 
-def _distances_backward(gradient: Tensor, a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return _distances(a, b, out_val=out_val)
-
-
 def _own_distances(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """FLOPs of the distances between all pairs of rows of a (N, M)."""
     return a.shape[0] * (a.shape[0] - 1) * a.shape[1]
@@ -227,17 +214,17 @@ _KINDS: dict[Callable[..., int], str] = {
     _rows: "_int_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
     "_weight_int8pack_mm _dyn_quant_matmul_4bit _mixed_dtypes_linear mkldnn_linear _sparse_semi_structured_linear "
     "linear matmul _scaled_mm _scaled_mm_v2",
-    _added_rows: "_addmm_activation",
-    _added_batches: "addbmm",
+    _behind(_rows): "_addmm_activation",
+    _behind(_grouped): "addbmm",
     _grouped: "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2",
     _foreach: "_foreach_mm",
     _first: "mv dot vdot",
-    _second: "addmv",
+    _behind(_first): "addmv",
     _outer: "addr",
     _trilinear: "_trilinear",
     _grid: "affine_grid_generator",
     _distances: "_euclidean_dist _cdist_forward",
-    _distances_backward: "_cdist_backward",
+    _behind(_distances): "_cdist_backward",
     _own_distances: "_pdist_forward",
     _own_distances_backward: "_pdist_backward",
     _combination: "_compute_linear_combination",

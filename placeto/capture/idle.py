@@ -10,25 +10,19 @@ is an op of type "buffer", colocated in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from placeto.capture.op_builder import BufferValue, ParameterValue
 
 MOST_GROUPS = 32
 """Parameters and buffers of modules without ops are colocated in at most this many sets, of about equal bytes."""
 
 
-class Idle(NamedTuple):
-    """A parameter or buffer that no op reads."""
-
-    path: str
-    bytes: int
-    is_parameter: bool
-
-
-def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[int | str]:
+def homes(idle: Sequence[BufferValue | ParameterValue], records: Sequence[Mapping[str, Any]]) -> list[int | str]:
     """The home of each: the number of the op that it is colocated with, or a name that colocated ones share.
 
     Args:
-        idle: parameters and buffers, in the module's order.
+        idle: parameters and buffers that no op reads, in the module's order.
         records: the records of the ops of the step. Of a module's ops, those that compute are preferred to parameters.
     """
     first: dict[str, int] = {}

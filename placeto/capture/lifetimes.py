@@ -130,11 +130,10 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
 
     Args:
         records: the records of the ops, in the order of the trace. The op of a held tensor gets a field "held", with
-            the name of the op until which it is held, and the number of the output.
+            the op until which it is held, and the number of the output.
         until: tensor, as op and output -> the last op that ran before it was freed.
     """
-    index = {record["name"]: op for op, record in enumerate(records)}
-    sources = [[(index[name], output) for name, output in record["inputs"]] for record in records]
+    sources = [record["inputs"] for record in records]
     used: dict[tuple[int, int], int] = {}  # tensor -> op of its last use, that of views included
     for op in reversed(range(len(records))):
         last = op
@@ -161,7 +160,7 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
         for number, ((op, output), use, last) in enumerate(some):
             end = next(other for other in range(last, use - 1, -1) if follows[other] >> number & 1)
             if end > use:
-                records[op].setdefault("held", []).append((records[end]["name"], output))
+                records[op].setdefault("held", []).append((end, output))
 
 
 def _is_view(record: Mapping[str, Any]) -> bool:

@@ -55,11 +55,11 @@ def with_names(
     arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
     op_of = {node: op for op, names in enumerate(nodes) for node in names}
     # node that no op stands for -> the placeholders that it is made from
-    behind: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in known}
+    behind: dict[Node, dict[Node, None]] = {node: {node: None} for node in known}
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
-        read = frozenset().union(*(behind.get(source, frozenset()) for source in nodes_read(node)))
+        read = dict.fromkeys(root for source in nodes_read(node) for root in behind.get(source, ()))
         op = op_of.get(node.name)
         if op is None:
             behind[node] = read

@@ -45,6 +45,7 @@ class OpBuilder:
     """The op records that have been made so far, and what further ones depend on."""
 
     tf32: bool  # whether products of float32 compute in TF32
+    # as in graph files, with numbers in place of names of ops
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     values: dict[Node, Any] = field(default_factory=dict)  # MadeBy, tuple of it, BufferValue, ParameterValue, or None
@@ -75,7 +76,7 @@ class OpBuilder:
         """
         self.names[name] += 1
         unique = name if self.names[name] == 1 else f"{name}_{self.names[name] - 1}"
-        pairs = dict.fromkeys((self.records[t.op]["name"], t.output) for t in inputs)
+        pairs = dict.fromkeys((t.op, t.output) for t in inputs)
         self.records.append(
             {"name": unique, "type": kind, "module": label.module, "inputs": list(pairs), "outputs": list(outputs)}
         )

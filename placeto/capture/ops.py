@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,7 @@ from torch.fx import GraphModule, Node
 from placeto.capture.combining import calls_of, carried_by, joins_of, sums_of
 from placeto.capture.costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.dependencies import reached
-from placeto.capture.idle import Idle, homes
+from placeto.capture.idle import homes
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD, hold
 from placeto.capture.op_builder import BufferValue, MadeBy, OpBuilder, ParameterValue
@@ -98,19 +97,22 @@ def step_of(
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
+    names = [record["name"] for record in builder.records]
     for leader, record in zip(leaders, builder.records, strict=True):
+        record |= {key: [(names[op], output) for op, output in record.get(key, ())] for key in ("inputs", "held")}
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
     graph = ComputationGraph.from_ops(name, builder.records, mode)
-    step = Step(graph, micro_batches, tuple(combined), trained=tuple(kept))
-    if micro_batches > 1:
-        step = replace(
-            step,
-            carried=tuple(carried_by(builder, written)),
-            call=np.array([label.call for label in builder.labels]),
-            calls=np.array([calls_of(label, calls) for label in builder.labels]),
-            repeated=np.array(builder.repeated),
-        )
+    step = Step(
+        graph,
+        micro_batches,
+        tuple(combined),
+        tuple(carried_by(builder, written)),
+        tuple(kept),
+        call=np.array([label.call for label in builder.labels]),
+        calls=np.array([calls_of(label, calls) for label in builder.labels]),
+        repeated=np.array(builder.repeated),
+    )
     return step, tuple(map(tuple, builder.nodes))
 
 
@@ -243,21 +245,22 @@ def _trained(builder: OpBuilder, parameters: Sequence[Node], gradients: Sequence
 
 def _add_idle(builder: OpBuilder, placeholders: Sequence[Node]) -> None:
     """Add the parameters and buffers that no op reads; see `placeto.capture.idle`."""
-    idle: dict[Node, Idle] = {}
-    for node in placeholders:
-        value = builder.values.get(node)
-        if isinstance(value, ParameterValue) or (isinstance(value, BufferValue) and value not in builder.counted):
-            idle[node] = Idle(value.path, value.bytes, isinstance(value, ParameterValue))
+    known = ((node, builder.values.get(node)) for node in placeholders)
+    idle: dict[Node, BufferValue | ParameterValue] = {
+        node: value
+        for node, value in known
+        if isinstance(value, ParameterValue) or (isinstance(value, BufferValue) and value not in builder.counted)
+    }
     kept: dict[int | str, int] = {}  # home -> an op there
     for (node, one), home in zip(idle.items(), homes(list(idle.values()), builder.records), strict=True):
-        if isinstance(home, int) and not one.is_parameter and builder.records[home]["type"] != "parameter":
+        is_buffer = isinstance(one, BufferValue)
+        if isinstance(home, int) and is_buffer and builder.records[home]["type"] != "parameter":
             _count(builder.records[home], one.bytes)
             continue
-        kind = "parameter" if one.is_parameter else "buffer"
-        made = [one.bytes] if one.is_parameter else []
+        kind, made = ("buffer", []) if is_buffer else ("parameter", [one.bytes])
         op = builder.add(node, Label(one.path.rpartition(".")[0]), kind, one.path, [], made, shared=True)
-        if one.is_parameter:
-            builder.nodes[op] = [shown.name for shown in builder.values[node].shown]
+        if isinstance(one, ParameterValue):
+            builder.nodes[op] = [shown.name for shown in one.shown]
         _count(builder.records[op], one.bytes)
         builder.join(kept.setdefault(home, home if isinstance(home, int) else op), op)
 

@@ -24,15 +24,16 @@ from placeto.capture.arguments import plain
 from placeto.capture.batch_dimension import Sizes, batch_length, first_part, is_split, joined
 from placeto.capture.change_detection import ChangeDetector, Signature
 from placeto.capture.checkpoints import without_reentrant_checkpoints
-from placeto.capture.checks import check_arguments, check_module
+from placeto.capture.checks import check_arguments, check_module, check_split
 from placeto.capture.draws import draws, to_be_run
 from placeto.capture.dtypes import onednn
 from placeto.capture.errors import RUN, CaptureError, explain, without_logs
 from placeto.capture.flops import uncounted
+from placeto.capture.gradients import requiring_grad
 from placeto.capture.labels import Labels
 from placeto.capture.meanwhile import meanwhile
 from placeto.capture.names import with_names
-from placeto.capture.objects import closed, opened
+from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import step_of
 from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
@@ -79,11 +80,6 @@ class Capture:
         """The graph of all micro-batches."""
         return self.step.graph
 
-    @property
-    def micro_batches(self) -> int:
-        """The number of micro-batches."""
-        return self.step.count
-
     def __reduce__(self) -> Any:
         raise TypeError(
             "a module that was captured or placed can't be pickled, what was traced belongs to this process: save the "
@@ -117,16 +113,16 @@ def capture_step(
     module: nn.Module,
     inputs: Any,
     targets: Any,
-    function: Callable[[Any, Any], list[Tensor | None]],
+    function: Callable[[Any, Any], tuple[list[Tensor | None], Any]],
     labels: Labels,
-    *,
     name: str,
     mode: str,
+    *,
     precision: str,
-    run: bool,
     micro_batches: int,
-    sizes: Sizes,
+    run: bool,
     others: Mapping[str, nn.Module] = MappingProxyType({}),
+    held: Sequence[Tensor] = (),
 ) -> Capture:
     """Trace a function that calls the module, and return the step that it does with the trace behind the step.
 
@@ -136,31 +132,46 @@ def capture_step(
         module: the module. While the function runs, its parameters are replaced by fake tensors, or by copies if `run`.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
-        function: takes the plain inputs and targets of a micro-batch. Returns its loss and gradients, then changed
-            arguments; in inference, the tensors that the module returns.
+        function: takes the plain inputs and targets of a micro-batch. Returns its loss and gradients, and what the
+            module returns in inference.
         labels: the labels that the function gives to what it runs.
         name: the name of the graph.
         mode: "training" or "inference".
         precision: see `capture_training`.
-        run: whether to compute the step.
         micro_batches: the number of parts into which the batch is split.
-        sizes: checks that dimension 0 is the batch, where there are several micro-batches.
+        run: whether to compute the step.
         others: further modules that the function calls, by name.
+        held: tensors that the function reads without getting them as arguments.
 
     Raises:
         CaptureError: see `capture_training`.
     """
+    check_arguments(inputs, targets, name)
+    check_split(inputs, targets, held, micro_batches, name)
     check_module(module, name, mode == "training")
     for key, other in others.items():
         check_module(other, f"{name}: {key}", mode == "training")
     choice(*PRECISIONS)(precision, f"{name}: precision", CaptureError)
-    check_arguments(inputs, targets, name)
     tensor = _real if run else _fake
     if run:
         _check_values(module, opened((plain(inputs), plain(targets))), name)
     arguments: Any = plain(inputs), plain(targets)
     length = batch_length(inputs, targets)
-    whole = Whole(module, function, others, name)
+    kept = Kept()
+    sizes = Sizes(kept if mode == "inference" else None)
+
+    def outputs_of(*given: Any) -> list[Tensor | None]:
+        kept.begin(given)
+        outputs, returned = function(*given)
+        tensors = kept.finish(given, returned)
+        if micro_batches > 1 and kept.changed:
+            raise CaptureError(
+                f"{name}: forward changes a list, a dict or an object that it is given, which micro-batches don't "
+                "give back: return what is new, or use micro_batches=1"
+            )
+        return [*outputs, *tensors]
+
+    whole = Whole(module, outputs_of, others, name)
     paths = [path.removeprefix("module.") for path, _ in whole.named_parameters()]
     trained = [path.removeprefix("module.") for path, p in whole.named_parameters() if p.requires_grad]
     trained = trained if mode == "training" else []
@@ -229,20 +240,23 @@ def capture_step(
             state.restore()
         sizes.check(name)
 
+    def traced_again() -> GraphModule:
+        return recorded(*tree_flatten(values()))
+
     def again() -> Signature:
         """Trace the step anew, and return its signature."""
         with tracing():
-            return Signature.of(recorded(*tree_flatten(values())), held)
+            return Signature.of(traced_again(), own_tensors)
 
     outside, seeded = OutsideRandom(), torch.random.get_rng_state()
     state = Snapshot(whole)
-    held = state.tensors()
+    own_tensors = state.tensors()
     try:
         with tracing():
             check_sizes()
             with Seeds() as seeds:
-                traced = recorded(*tree_flatten(values()))
-            signature = Signature.of(traced, held)
+                traced = traced_again()
+            signature = Signature.of(traced, own_tensors)
             own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
             before = signature, traced.meta["tensors"]
             if outside.changed() and run and micro_batches > 1:
@@ -251,23 +265,23 @@ def capture_step(
                     "anew: draw them with torch.rand, or use micro_batches=1"
                 )
             for _ in range(_AGAIN if outside.changed() and not run else 0):
-                if Signature.of(recorded(*tree_flatten(values())), held, before).whole != signature.whole:
+                if Signature.of(traced_again(), own_tensors, before).whole != signature.whole:
                     raise CaptureError(
                         f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
                         f"be another: draw them with torch.rand and choose by torch.where, or {RUN}"
                     )
             if seeds.given and not run and any(map(draws, traced.graph.nodes)):
                 with Seeds() as others_given:
-                    recorded(*tree_flatten(values()))
+                    traced_again()
                 if others_given.given == seeds.given:
                     raise CaptureError(
                         f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
                         f"step would not: leave torch.manual_seed out of forward, or {RUN}"
                     )
             if not run:
-                check_generators(traced, lambda: recorded(*tree_flatten(values())), name)
+                check_generators(traced, traced_again, name)
             for _ in range(2 * micro_batches - 1 if own else 0):  # the rest of this step, and the next one
-                after = Signature.of(recorded(*tree_flatten(values())), held, before)
+                after = Signature.of(traced_again(), own_tensors, before)
                 if after.whole != signature.whole:
                     what = ", ".join(dict.fromkeys(what for _, _, what in own))
                     raise CaptureError(
@@ -313,7 +327,18 @@ def capture_step(
     changes = ChangeDetector(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     step = with_names(step, nodes, traced, module, inputs, len(paths), buffers)
     to_be_run(traced)
-    return Capture(step, traced, nodes, list, whole, changes, tuple(trained), (*paths, *buffers), tuple(split))
+    return Capture(
+        step,
+        traced,
+        nodes,
+        kept.rebuild,
+        whole,
+        changes,
+        tuple(trained),
+        (*paths, *buffers),
+        tuple(split),
+        len(requiring_grad(*map(plain, (inputs, targets)))) if mode == "training" else 0,
+    )
 
 
 def _fake(value: Any) -> Any:

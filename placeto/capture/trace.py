@@ -13,23 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from placeto.capture.arguments import Inputs, call_module, own_loss, plain
-from placeto.capture.batch_dimension import Sizes, batch_length
-from placeto.capture.checks import (
-    check_arguments,
-    check_loss,
-    check_loss_tensors,
-    check_micro_batches,
-    check_no_objects,
-    check_split,
-    check_unchanged,
-    describe,
-)
+from placeto.capture.arguments import Inputs, call_module, own_loss
+from placeto.capture.checks import check_loss, describe
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.gradients import gradients_of, requiring_grad
 from placeto.capture.labels import Labels
 from placeto.capture.losses import modules_of, tensors_of
-from placeto.capture.objects import Kept, holds_tensors
+from placeto.capture.objects import holds_tensors
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
@@ -136,14 +126,7 @@ def trace_training(
         CaptureError: see `capture_training`.
     """
 
-    def step(arguments: Any, extra: Any) -> list[Tensor | None]:
-        kept.begin((arguments, extra))
-        outputs = part(arguments, extra)
-        tensors = kept.finish((arguments, extra), None)
-        check_unchanged(kept, micro_batches, str(name))
-        return [*outputs, *tensors]
-
-    def part(arguments: Any, extra: Any) -> list[Tensor | None]:
+    def step(arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
         asked = requiring_grad(arguments, extra)  # found before the module changes its arguments
         with autocast(precision):
             output = call_module(module, arguments)
@@ -165,17 +148,11 @@ def trace_training(
         labels.tag_backward(value)
         with labels.backward():
             gradients = gradients_of(value, [*trainable(), *asked], str(name), replaced)
-        return [value, *gradients]
+        return [value, *gradients], None
 
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
-    check_micro_batches(micro_batches, name)
-    check_arguments(inputs, targets, name)
-    check_no_objects((inputs, targets), micro_batches, name)
-    check_split(inputs, targets, micro_batches, name)
-    if micro_batches > 1:
-        check_loss_tensors(tensors_of(loss), batch_length(inputs, targets), name)
-    labels, kept = Labels(), Kept()
+    labels = Labels()
     others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
     replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
@@ -183,28 +160,13 @@ def trace_training(
         parts = nn.ModuleList([module, *others.values()])
         return [parameter for parameter in parts.parameters() if parameter.requires_grad]
 
-    capture = capture_step(
-        module,
-        inputs,
-        targets,
-        step,
-        labels,
-        name=name,
-        mode="training",
-        precision=precision,
-        run=run,
-        micro_batches=micro_batches,
-        sizes=Sizes(),
-        others=others,
-    )
-
     def twin(memo: dict[int, Any]) -> Capture:
         its, its_loss = copy.deepcopy((module, loss), memo)
-        how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches, "run": run}
-        return trace_training(its, inputs, its_loss, targets=targets, **how)
+        return trace_training(its, inputs, its_loss, targets=targets, name=name, **how)
 
-    count = len(requiring_grad(plain(inputs), plain(targets)))
-    return replace(capture, rebuild=kept.rebuild, input_gradients=count, twin=twin)
+    how: dict[str, Any] = {"precision": precision, "micro_batches": micro_batches, "run": run}
+    given = module, inputs, targets, step, labels, name, "training"
+    return replace(capture_step(*given, others=others, held=tensors_of(loss), **how), twin=twin)
 
 
 def capture_inference(
@@ -242,43 +204,23 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
-    def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
-        kept.begin((arguments, extra))
+    def forward(arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
         with autocast(precision):
             output = call_module(module, arguments)
         if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
-        tensors = kept.finish((arguments, extra), output)
-        check_unchanged(kept, micro_batches, str(name))
-        return list(tensors)
+        return [], output
 
     def twin(memo: dict[int, Any]) -> Capture:
-        its = copy.deepcopy(module, memo)
-        return trace_inference(its, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run)
+        return trace_inference(copy.deepcopy(module, memo), inputs, name=name, **how)
 
-    name, kept = name if name is not None else type(module).__name__, Kept()
-    check_micro_batches(micro_batches, name)
-    check_arguments(inputs, (), name)
-    check_no_objects(inputs, micro_batches, name)
-    check_split(inputs, (), micro_batches, name)
+    name = name if name is not None else type(module).__name__
+    how: dict[str, Any] = {"precision": precision, "micro_batches": micro_batches, "run": run}
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:
             submodule.training = False
-        capture = capture_step(
-            module,
-            inputs,
-            (),
-            forward,
-            Labels(),
-            name=name,
-            mode="inference",
-            precision=precision,
-            run=run,
-            micro_batches=micro_batches,
-            sizes=Sizes(kept),
-        )
-        return replace(capture, rebuild=kept.rebuild, twin=twin)
+        return replace(capture_step(module, inputs, (), forward, Labels(), name, "inference", **how), twin=twin)
     finally:
         for submodule, training in modes.items():
             submodule.training = training

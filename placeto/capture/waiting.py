@@ -29,8 +29,7 @@ def hold_back(
         random: ops that draw random numbers.
         loss: the op that makes the loss; None if none does.
     """
-    index = {record["name"]: op for op, record in enumerate(records)}
-    producers = [{index[source] for source, _ in record["inputs"]} for record in records]
+    producers = [{source for source, _ in record["inputs"]} for record in records]
     consumers: list[list[int]] = [[] for _ in producers]
     for op, sources in enumerate(producers):
         for source in sources:
@@ -47,11 +46,10 @@ def hold_back(
         elif not label.backward and op in random and not sources:
             awaited = _partner(records, producers, consumers, op)
         if awaited is not None:
-            made_by = records[awaited]
             if awaited not in signals:
-                signals[awaited] = len(made_by["outputs"])
-                made_by["outputs"].append(0)
-            records[op]["inputs"].append((made_by["name"], signals[awaited]))
+                signals[awaited] = len(records[awaited]["outputs"])
+                records[awaited]["outputs"].append(0)
+            records[op]["inputs"].append((awaited, signals[awaited]))
 
 
 def _gradients_given(producers: Sequence[set[int]], labels: Sequence[Label]) -> dict[int, int]:

@@ -144,7 +144,7 @@ def flatten(
         named_child=dst[by_name],
         tensor_ptr=np.searchsorted(tensor[by_tensor], np.arange(num_tensors + 1)).astype(np.int64),
         tensor_child=dst[by_tensor],
-        tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
+        tensor_src=graph.producer.copy(),
         tensor_bytes=graph.output_bytes.astype(np.int64),
         storage=storage(graph).astype(np.int64),
         held_until=graph.held_until,

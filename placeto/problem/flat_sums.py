@@ -28,7 +28,7 @@ def copied_tensors(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
     several = cluster.num_hosts > 1 and cluster.transfers == "unicast"
     if not several or not (graph.micro_batches != NO_MICRO_BATCH).any():
         return np.empty(0, np.int64)
-    made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    made_by = graph.producer
     shared = (graph.micro_batches == NO_MICRO_BATCH) & (np.array(graph.passes) == "forward")
     within = graph.micro_batches[graph.edge_dst] != NO_MICRO_BATCH
     readers = np.bincount(graph.edge_tensor[within], minlength=len(made_by))
@@ -39,10 +39,9 @@ def copied_tensors(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
 
 def relay_names(graph: ComputationGraph, cluster: Cluster) -> list[str]:
     """(R,) names of the relays: one for each host of the first copied tensor, then those of the next tensor."""
-    made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     names, taken = [], set(graph.op_names)
     for tensor in copied_tensors(graph, cluster).tolist():
-        op = int(made_by[tensor])
+        op = int(graph.producer[tensor])
         output = tensor - int(graph.output_ptr[op])
         for host in range(cluster.num_hosts):
             name = relay_name(graph.op_names[op] + (f" [{output}]" if output else ""), host)
@@ -92,11 +91,10 @@ def lowering_array(
         return np.empty(0, np.int64), priority, graph.name_rank
     num_ops, hosts = graph.num_ops, cluster.num_hosts
     relays = len(copied) * hosts
-    made_by = np.repeat(np.arange(num_ops), np.diff(graph.output_ptr))
-    first = np.searchsorted(graph.edge_dst, np.arange(num_ops + 1))
+    first = graph.input_ptr
     edge_dst = np.append(graph.edge_dst, num_ops + np.arange(relays))
     rank = _ranks(graph, relay_names(graph, cluster))
-    keys = np.append(priority.astype(np.float64), np.repeat(priority[made_by[copied]], hosts) + 0.5)
+    keys = np.append(priority.astype(np.float64), np.repeat(priority[graph.producer[copied]], hosts) + 0.5)
     place = np.argsort(np.argsort(keys, kind="stable"), kind="stable")
     readers = [np.flatnonzero(graph.edge_tensor == tensor) for tensor in copied]
     added = np.maximum(sums.addition, 0)

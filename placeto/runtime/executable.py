@@ -178,7 +178,7 @@ class PlacedModule:
                 how = "that requires" if required else "that doesn't require"
                 raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
         hooked = next((path for path in captured if has_hooks(own[path])), None)
-        if hooked is not None and self.capture.micro_batches > 1:
+        if hooked is not None and self.capture.step.count > 1:
             raise RunError(
                 f"{name}: parameter {quote(hooked)} has a hook, which would run once for each micro-batch: "
                 "place it without micro-batches, or change gradients after the step"

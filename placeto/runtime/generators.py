@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -50,28 +50,23 @@ def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: C
     return drawn
 
 
-class Draws:
-    """Which devices draw random numbers.
+def generators(
+    calls: Sequence[Sequence[Node]], received: Collection[tuple[int, Node]], devices: Sequence[LocalDevice]
+) -> dict[int, torch.Generator] | None:
+    """Return a generator for each core that draws random numbers; none if only one core does, which uses torch's.
+
+    Return None if several devices draw from one generator of the module, in an order that isn't fixed.
 
     Args:
         calls: (D,) the calls of each device, in order.
         received: pairs of a device and a call that only receives a value there.
+        devices: (D,) the devices.
     """
-
-    def __init__(self, calls: Sequence[Sequence[Node]], received: Collection[tuple[int, Node]]) -> None:
-        self._calls, self._received = calls, received
-
-    def for_cores(self, devices: Sequence[LocalDevice]) -> dict[int, torch.Generator]:
-        """Return a generator for each core that draws; none if only one core does."""
-        drawing = {number for number, call in self._made() if devices[number].is_cpu and draws(call)}
-        return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}
-
-    def shares_one(self) -> bool:
-        """Whether several devices draw from one generator of the module, in an order that isn't fixed."""
-        drawing: dict[torch.Generator, int] = {}
-        pairs = ((own_generator(call), number) for number, call in self._made())
-        return any(one is not None and drawing.setdefault(one, number) != number for one, number in pairs)
-
-    def _made(self) -> Iterator[tuple[int, Node]]:
-        for number, calls in enumerate(self._calls):
-            yield from ((number, call) for call in calls if (number, call) not in self._received)
+    made = [(number, call) for number, of in enumerate(calls) for call in of if (number, call) not in received]
+    owner: dict[torch.Generator, int] = {}
+    for number, call in made:
+        one = own_generator(call)
+        if one is not None and owner.setdefault(one, number) != number:
+            return None
+    drawing = {number for number, call in made if devices[number].is_cpu and draws(call)}
+    return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.placed import PlacedStep, RunError
 from placeto.runtime.steps import RealStep
+from placeto.runtime.stopwatch import in_turns
 from placeto.simulator.schedule import simulate
 
 WARM_UP, RUNS = 2, 5
@@ -67,11 +67,5 @@ class MeasuredSteps:
 
     def _run(self, number: int, placement: np.ndarray) -> float:
         step, schedule = self.steps[number], simulate(self.problems[number], placement)
-        placed, times = PlacedStep(step.capture, schedule, self.devices), []
-        leaves = placed.settled(step.leaves, self._copies[number])
-        for _ in range(WARM_UP + RUNS):
-            start = time.perf_counter()
-            placed.run(leaves)
-            placed.synchronize()
-            times.append(time.perf_counter() - start)
-        return float(np.median(times[WARM_UP:])) * 1e6
+        run = PlacedStep(step.capture, schedule, self.devices).ready(step.leaves, self._copies[number])
+        return float(np.median(in_turns([run], 0.0, RUNS, WARM_UP)[0]))

@@ -34,11 +34,12 @@ from torch.utils._pytree import tree_map
 
 from placeto.capture.costs import CONSTANT_LIKE
 from placeto.capture.dependencies import needed_by
+from placeto.capture.state_flow import written_back
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
 from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.devices import LocalDevice
-from placeto.runtime.generators import Draws, drawn_for_several
+from placeto.runtime.generators import drawn_for_several, generators
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
 from placeto.runtime.program import Program
@@ -143,10 +144,7 @@ class PlacedStep:
         if self._stamps is not None:
             self.stamps = [stamps for _, stamps in results]
             results = [values for values, _ in results]
-        made = [
-            dict(zip(program.outputs, values, strict=True))
-            for program, values in zip(self.programs, results, strict=True)
-        ]
+        made = [dict(zip(one.outputs, values, strict=True)) for one, values in zip(self.programs, results, strict=True)]
 
         def value(node: Any) -> Any:
             if not isinstance(node, Node):
@@ -158,6 +156,16 @@ class PlacedStep:
         for buffer, node in self.updates:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
+
+    def ready(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> Callable[[], None]:
+        """Return a function that runs a step and waits for its end; see `settled` for the arguments."""
+        there = self.settled(leaves, copies)
+
+        def run() -> None:
+            self.run(there)
+            self.synchronize()
+
+        return run
 
     def synchronize(self) -> None:
         """Wait until all devices are done: GPUs compute on after a step has returned."""
@@ -264,11 +272,7 @@ class _Plan:
         self.inputs = [node for node in nodes.values() if node.op == "placeholder"]
         outputs: Any = end.args[0]
         self.outputs = list(outputs)
-        self.updates = [
-            (node.args[0], node.args[1])
-            for node in nodes.values()
-            if node.target is torch.ops.aten.copy_.default and node.args[0] in self.inputs
-        ]
+        self.updates = list(written_back(capture.traced).items())
         wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
         needed = needed_by(wanted)
         self.home: dict[Node, int] = {}  # device of each call; other calls are made wherever they are needed
@@ -290,9 +294,8 @@ class _Plan:
                     stray[homes[0]].append(node)
         for node in self.inputs[: len(capture.paths)]:
             if node not in self.kept and node.users:  # a buffer, which is no op of the graph
-                self.kept[node] = devices[
-                    next((self.home[user] for user in node.users if user in self.home), 0)
-                ].torch_device
+                number = next((self.home[user] for user in node.users if user in self.home), 0)
+                self.kept[node] = devices[number].torch_device
         self.calls: list[list[Node]] = [[] for _ in devices]
         self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
         self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # by (value, sender, receiver)
@@ -316,19 +319,19 @@ class _Plan:
 
     def generators(self) -> dict[int, torch.Generator]:
         """Return a generator for each core that draws random numbers; none if only one does, which uses torch's."""
-        drawing = Draws(self.calls, {(taker, node) for node, _, taker in self.queues})
-        if drawing.shares_one():
+        found = generators(self.calls, {(taker, node) for node, _, taker in self.queues}, self.devices)
+        if found is None:
             raise RunError(
                 f"{self.capture.graph.name}: forward draws from a torch.Generator of its own on several devices, in an "
                 "order that isn't fixed: place these ops on one device, or draw from torch's generator"
             )
-        return drawing.for_cores(self.devices)
+        return found
 
-    def programs(self, generators: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
+    def programs(self, drawn_by: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
         """Return (D,) programs, of which each returns a list of the outputs that its device makes.
 
         Args:
-            generators: the generators of random numbers, by device.
+            drawn_by: the generators of random numbers, by device.
             apart: says at each value whether CPU cores are to share no memory.
         """
         made = []
@@ -349,7 +352,7 @@ class _Plan:
                     device.torch_device,
                     receives | constants,
                     sends,
-                    generators.get(number),
+                    drawn_by.get(number),
                 )
             )
         return made

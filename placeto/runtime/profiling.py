@@ -83,13 +83,15 @@ def _samples(measured: Sequence[Measured]) -> list[Sample]:
     times: dict[str, list[float]] = {}
     facts: dict[str, tuple[str, float, float]] = {}
     for one in measured:
-        graph, us = one.step.capture.graph, one.by_node()
-        here = {node.name for node in one.program.calls}
-        for op, nodes in enumerate(one.step.unrolled.nodes):
-            if graph.signatures[op] and nodes[0] in here:
-                signature = graph.signatures[op]
-                times.setdefault(signature, []).append(us[nodes[0]])
-                facts[signature] = graph.op_types[op], float(graph.flops[op]), float(graph.bytes_accessed[op])
+        graph, ops = one.step.capture.graph, one.step.measurable
+        for node, us in one.by_node().items():
+            if (op := ops.get(node)) is not None:
+                times.setdefault(graph.signatures[op], []).append(us)
+                facts[graph.signatures[op]] = (
+                    graph.op_types[op],
+                    float(graph.flops[op]),
+                    float(graph.bytes_accessed[op]),
+                )
     means = {signature: max(float(np.mean(of)), 1e-3) for signature, of in times.items()}
     return [Sample(signature, *facts[signature], mean) for signature, mean in means.items()]
 
@@ -98,12 +100,10 @@ def _overhead_us(measured: Sequence[Measured]) -> float:
     """Return the microseconds of all calls that are no ops of a graph, divided by the number of ops."""
     beside, ops = 0.0, 0
     for one in measured:
-        graph = one.step.capture.graph
-        own = {nodes[0] for op, nodes in enumerate(one.step.unrolled.nodes) if graph.signatures[op]}
         us = one.by_node()
-        in_ops = sum(time for node, time in us.items() if node in own)
-        beside += (sum(us.values()) if one.device.is_cpu else one.step_us) - in_ops
-        ops += sum(node in own for node in us)
+        in_ops = [time for node, time in us.items() if node in one.step.measurable]
+        beside += (sum(us.values()) if one.device.is_cpu else one.step_us) - sum(in_ops)
+        ops += len(in_ops)
     return max(beside, 0.0) / max(ops, 1)
 
 

@@ -39,6 +39,12 @@ class RealStep:
         """The capture with the trace of all micro-batches."""
         return unrolled(self.capture)
 
+    @cached_property
+    def measurable(self) -> dict[str, int]:
+        """Name of a traced node -> the op that it computes, for ops whose times are kept under a signature."""
+        named = self.capture.graph.signatures
+        return {names[0]: op for op, names in enumerate(self.unrolled.nodes) if named[op]}
+
 
 def real_training(
     module: nn.Module,

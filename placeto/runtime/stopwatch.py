@@ -20,6 +20,8 @@ import torch
 from placeto.runtime.devices import LocalDevice
 
 _QUEUE = 100  # calls; a GPU's queue takes about 1,000 kernels before launching waits
+LEAST = 5
+"""Runs of a function that count, at least, where several take turns."""
 _SPIN_CYCLES = 10_000_000  # 5 ms or more; launching `_QUEUE` calls takes less
 
 
@@ -92,6 +94,23 @@ def clock(device: LocalDevice) -> float:
     """
     device.synchronize()
     return time.thread_time() if device.is_cpu else time.perf_counter()
+
+
+def in_turns(
+    functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST, warm_up: int = 1
+) -> list[np.ndarray]:
+    """Call functions in turns for some seconds; return the microseconds of the runs of each, at least `least` of them.
+
+    The first runs of each, `warm_up` of them, don't count.
+    """
+    times: list[list[float]] = [[] for _ in functions]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < least + warm_up or time.perf_counter() < end:
+        for function, of in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            of.append((time.perf_counter() - start) * 1e6)
+    return [np.array(of[warm_up:]) for of in times]
 
 
 def _cost_us(stamp: Callable[[], Any]) -> float:

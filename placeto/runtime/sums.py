@@ -36,22 +36,16 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
     if not len(sums.home):
         return capture
     nodes = {node.name: node for node in capture.traced.graph.nodes}
-    carried: dict[int, list[int]] = {}
-    for edge, op in enumerate(problem.graph.edge_dst.tolist()):
-        carried.setdefault(op, []).append(int(schedule.edge_tensor[edge]))
+    graph, read = problem.graph, schedule.edge_tensor
     for number, home in enumerate(sums.home.tolist()):
-        own = range(sums.ptr[number], sums.ptr[number + 1])
-        additions = {int(sums.addition[c]): nodes[capture.nodes[sums.addition[c]][0]] for c in own[1:]}
-        chain = list(additions.values())
-        # the node of each tensor: each op of the chain has a part as its second argument, and the first op of the chain
-        # has the first part as its first argument
-        behind = {int(sums.tensor[c]): chain[i].args[1] for i, c in enumerate(own[1:])}
-        behind[int(sums.tensor[own[0]])] = chain[0].args[0]
-        behind |= {int(problem.graph.output_ptr[op]): node for op, node in additions.items()}
-        whole = nodes[capture.nodes[home][0]]
-        for op, node in additions.items():
-            node.args = tuple(behind[tensor] for tensor in carried[op])
-        whole.args = (behind[carried[home][0]],)
+        own = slice(sums.ptr[number], sums.ptr[number + 1])
+        parts, (_, *ops) = sums.tensor[own].tolist(), sums.addition[own].tolist()
+        chain = [nodes[capture.nodes[op][0]] for op in ops]
+        # the node of each tensor: the chain begins with the first part, and each op of it adds the next one
+        behind = dict(zip(parts, [chain[0].args[0], *(node.args[1] for node in chain)], strict=True))
+        behind |= dict(zip(graph.output_ptr[ops].tolist(), chain, strict=True))
+        for op, node in zip([*ops, home], [*chain, nodes[capture.nodes[home][0]]], strict=True):
+            node.args = tuple(behind[tensor] for tensor in read[graph.input_ptr[op] : graph.input_ptr[op + 1]].tolist())
         for node in chain:
             if _may_be_overwritten(node.args[0], node):
                 node.target = torch.ops.aten.add_.Tensor

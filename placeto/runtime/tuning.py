@@ -27,15 +27,13 @@ from placeto.runtime.devices import LocalDevice
 from placeto.runtime.placed import PlacedStep
 from placeto.runtime.profiling import Profile, profile
 from placeto.runtime.steps import RealStep
-from placeto.runtime.stopwatch import stopwatch
+from placeto.runtime.stopwatch import LEAST, in_turns, stopwatch
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 
 Place = Callable[[PlacementProblem, int], Sequence[PlacementResult]]
 """Placements for a problem, in any order; the number is that of the round."""
 
-LEAST = 5
-"""Runs of each placement that count, at least."""
 _ON_PROFILE = 0.2  # share of the time that profiling takes
 _ON_CHECK = 0.15  # share that the last check takes
 _GAIN = 0.01  # what a round must gain for another one
@@ -108,7 +106,7 @@ def tune(
         single = _on_one(problem)
         found = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
         new = [single, *found[:count]]
-        runs = [_runner(step, result, devices, copies) for result in new]
+        runs = [placed_step(step, result, devices).ready(step.leaves, copies) for result in new]
         left = max(end - time.perf_counter(), 0.0)
         times = in_turns(runs, min(left, seconds / 4))
         candidates = [
@@ -130,7 +128,10 @@ def tune(
     single, final = _on_one(problem), _again(problem, best.result)
     alike = np.array_equal(final.placement, single.placement)
     check = in_turns(
-        [_runner(step, result, devices, copies) for result in ([single] if alike else [final, single])],
+        [
+            placed_step(step, one, devices).ready(step.leaves, copies)
+            for one in ([single] if alike else [final, single])
+        ],
         max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
     )
     ours, one = (float(np.median(of)) for of in (check[0], check[-1]))
@@ -140,18 +141,6 @@ def tune(
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
     """Return a step that runs as a placer's result says; `more` goes to `PlacedStep`."""
     return PlacedStep(step.capture, result.schedule(), devices, **more)
-
-
-def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST) -> list[np.ndarray]:
-    """Call functions in turns; return the microseconds of the runs of each, without its first run."""
-    times: list[list[float]] = [[] for _ in functions]
-    end = time.perf_counter() + seconds
-    while len(times[0]) <= least or time.perf_counter() < end:
-        for function, of in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            of.append((time.perf_counter() - start) * 1e6)
-    return [np.array(of[1:]) for of in times]
 
 
 def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
@@ -164,35 +153,17 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
         passes.append([watch.times_us(stamps) for watch, stamps in zip(watches, run.stamps, strict=True)])
     took: dict[tuple[str, str], list[float]] = {}
     graph = step.capture.graph
-    op_of = {names[0]: op for op, names in enumerate(step.unrolled.nodes)}
     for number, (device, program) in enumerate(zip(devices, run.programs, strict=True)):
         median = np.median([one[number] for one in passes[1:]], axis=0)
         for node, us in zip(program.calls, median, strict=True):
-            op = op_of.get(node.name)
-            if op is not None and node not in program.receives and graph.signatures[op]:
+            op = step.measurable.get(node.name)
+            if op is not None and node not in program.receives:
                 took.setdefault((graph.signatures[op], device.kind), []).append(float(us))
     ops = []
     for cost in costs.ops:
         seen = {kind: np.mean(of) for (signature, kind), of in took.items() if signature == cost.signature}
         ops.append(replace(cost, time_us={**cost.time_us, **{kind: max(float(us), 1e-3) for kind, us in seen.items()}}))
     return Profiled(costs.torch, costs.machine, tuple(ops), costs.fits, costs.steps)
-
-
-def _runner(
-    step: RealStep,
-    result: PlacementResult,
-    devices: Sequence[LocalDevice],
-    copies: dict[tuple[int, torch.device], Tensor],
-) -> Callable[[], object]:
-    """Return a function that runs a step as a placer's result says; see `PlacedStep.settled` for the copies."""
-    run = placed_step(step, result, devices)
-    leaves = run.settled(step.leaves, copies)
-
-    def timed() -> None:
-        run.run(leaves)
-        run.synchronize()
-
-    return timed
 
 
 def _relative(rounds: Sequence[Round]) -> float:

@@ -40,7 +40,7 @@ class _Unrolling:
     """The trace of all micro-batches, and where the nodes of the trace of one are in it."""
 
     def __init__(self, capture: Capture) -> None:
-        self.capture, self.graph, self.count = capture, Graph(), capture.micro_batches
+        self.capture, self.graph, self.count = capture, Graph(), capture.step.count
         self.training = capture.graph.mode == "training"
         nodes = list(capture.traced.graph.nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]

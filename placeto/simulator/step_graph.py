@@ -26,26 +26,18 @@ import numpy as np
 
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.columns import ranges, taken
 from placeto.problem.graph.gradient_sums import GRADIENT, gradient_sums, of_no_micro_batch
-from placeto.problem.graph.labels import KEYS, LABELS, NAMES, NO_MICRO_BATCH
+from placeto.problem.graph.labels import ADDITION
 from placeto.problem.graph.memory_fields import NOT_HELD
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 from placeto.simulator.routes import Routes
 
-ADDITION = "aten.add"
 Record = dict[str, Any]
 """Fields of an op, as in a graph file; inputs are numbers of ops in place of names."""
 Output = tuple[int, int]
 """An op of the step as it runs, and the number of its output."""
-_NUMBERS = {key: (key, 0.0) for key in ("flops", "bytes_accessed")}
-_NUMBERS |= {key: (key, 0) for key in ("param_bytes", "trained_bytes", "state_bytes")}
-_NUMBERS |= {"micro_batches": ("micro_batch", NO_MICRO_BATCH)}
-_STRINGS: dict[str, tuple[str, Any]] = {"op_types": ("type", "op")}
-_STRINGS |= {"modules": ("module", ""), "signatures": ("signature", "")}
-_STRINGS |= {column: (key, LABELS[column]) for column, key in KEYS.items()}
-_STRINGS |= {column: (key, ()) for column, key in NAMES.items()}
-"""Field of a graph -> its key in `Record`, and the value of ops without this key."""
 
 
 def addition(device: int, count: int, size: float) -> Record:
@@ -227,67 +219,35 @@ class StepGraph:
 
     def _graph(self) -> ComputationGraph:
         """Make the arrays of the graph: of captured ops from theirs, of the others from their fields."""
-        graph, given, like = self.captured, self._fields, np.array(self._like)
-        new, kept = like < 0, np.ones(len(like), bool)
-        kept[list(given)] = False
-
-        def column(values: Sequence[Any], name: str, usual: Any) -> list[Any]:
-            """Return a value for each op: its own, that of the captured op that it is like, or `usual`."""
-            all_values = [*values, usual]
-            found = [all_values[op] for op in self._like]
-            for number, fields in given.items():
-                if name in fields:
-                    found[number] = fields[name]
-            return found
-
-        count = np.append(np.diff(graph.output_ptr), 0)[like]
-        for number in np.flatnonzero(new).tolist():
-            count[number] = len(given[number].get("outputs", ()))
-        signals = np.zeros(len(like), np.int64)
-        signals[list(self._signals)] = 1
-        output_ptr = np.concatenate([[0], np.cumsum(count + signals)])
-        size, resident = np.zeros(output_ptr[-1], np.int64), np.zeros(output_ptr[-1], bool)
-        held, old = np.full(output_ptr[-1], NOT_HELD), np.flatnonzero(~new)
-        tensor, source = _ranges(output_ptr[old], count[old]), _ranges(graph.output_ptr[like[old]], count[old])
-        size[tensor], resident[tensor] = graph.output_bytes[source], self.resident[source]
-        last = graph.held_until[source]
-        held[tensor] = np.where((last != NOT_HELD) & np.repeat(kept[old], count[old]), self.number[last], NOT_HELD)
-        for number, fields in given.items():
-            first = output_ptr[number]
-            if new[number]:
-                size[first : first + count[number]] = fields.get("outputs", ())
-            if "resident_outputs" in fields:
-                resident[first : first + count[number]] = False
-                resident[[first + output for output in fields["resident_outputs"]]] = True
+        graph, like = self.captured, np.array(self._like)
+        kept = np.ones(len(like), bool)
+        kept[list(self._fields)] = False
+        columns, source = taken(graph, like, self._fields, list(self._signals))
+        reader = np.repeat(np.arange(len(like)), np.diff(columns["output_ptr"]))
+        as_captured = (source >= 0) & kept[reader]
+        columns["resident_outputs"] = np.where(
+            as_captured, np.append(self.resident, False)[source], columns["resident_outputs"]
+        )
+        columns["gradient_of"] = ("",) * len(like)  # additions of a tool stay where it makes them
+        last = np.append(graph.held_until, NOT_HELD)[source]
         dst, src, output = self._edges(np.flatnonzero(kept), like)
-        time_us = {kind: np.append(times, np.nan)[like] for kind, times in graph.time_us.items()}
-        for number, fields in given.items():
-            for kind, time in fields.get("time_us", {}).items():
-                time_us.setdefault(kind, np.full(len(like), np.nan))[number] = time
-        strings = {key: tuple(column(getattr(graph, key), *usual)) for key, usual in _STRINGS.items()}
-        numbers = {key: np.array(column(getattr(graph, key).tolist(), *usual)) for key, usual in _NUMBERS.items()}
-        arrays: dict[str, Any] = strings | numbers
         return ComputationGraph(
             name=graph.name,
             mode=graph.mode,
             op_names=tuple(self._names),
             colocation=np.full(len(like), -1),
-            output_ptr=output_ptr,
-            output_bytes=size,
             edge_src=src,
             edge_dst=dst,
             edge_output=output,
-            time_us=time_us,
-            resident_outputs=resident,
-            held_until=held,
-            **arrays,
+            held_until=np.where(as_captured & (last != NOT_HELD), self.number[last], NOT_HELD),
+            **columns,
         )
 
     def _edges(self, kept: np.ndarray, like: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the reader, the producer and the producer's output of each edge, in the order of readers."""
         graph = self.captured
         first, stop = graph.input_ptr[like[kept]], graph.input_ptr[like[kept] + 1]
-        edge = _ranges(first, stop - first)
+        edge = ranges(first, stop - first)
         source = np.where(self._source[edge] >= 0, self._source[edge], self.number[graph.edge_src[edge]])
         waits = [(number, *output) for number, fields in self._fields.items() for output in fields.get("inputs", ())]
         waits += [(number, *output) for number, output in self._waits]
@@ -299,11 +259,6 @@ class StepGraph:
             np.concatenate([source, more[1]])[order],
             np.concatenate([self._output[edge], more[2]])[order],
         )
-
-
-def _ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return the numbers from first[i] to first[i] + count[i] - 1, for each i in turn."""
-    return np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.idle import MOST_GROUPS, Idle, homes
+from placeto.capture.idle import MOST_GROUPS, homes
+from placeto.capture.op_builder import BufferValue
 from placeto.capture.trace import capture_inference, capture_training
 from tests.captures import assert_same_gradients, colocated, record
 
@@ -76,11 +77,11 @@ def test_counters_of_batches_count() -> None:
 
 
 def test_many_idle_modules_are_a_few_groups_of_one_size_and_an_empty_tensor_is_no_further_one() -> None:
-    idle, busy = [Idle(f"experts.{number}.weight", 10, True) for number in range(10 * MOST_GROUPS)], "router"
+    idle, busy = [BufferValue(f"experts.{expert}.weight", 10) for expert in range(10 * MOST_GROUPS)], "router"
     found = homes(idle, [{"module": busy, "type": "aten.mm"}])
     assert {found.count(home) for home in found} == {10}
     assert found == sorted(found, key=found.index), "neighbours stay together"
-    found = homes([*idle, Idle("last.weight", 0, True)], [{"module": busy, "type": "aten.mm"}])
+    found = homes([*idle, BufferValue("last.weight", 0)], [{"module": busy, "type": "aten.mm"}])
     assert len(set(found)) == MOST_GROUPS
 
 

@@ -57,11 +57,11 @@ def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
     """Else a schedule that runs another branch late would keep it."""
     records: list[dict[str, Any]] = [
         {"name": "a", "flops": 1, "inputs": []},
-        {"name": "b", "flops": 1, "inputs": [("a", 0)]},
-        {"name": "c", "flops": 1, "inputs": [("b", 0)]},
-        {"name": "other", "flops": 1, "inputs": [("a", 1)]},
+        {"name": "b", "flops": 1, "inputs": [(0, 0)]},
+        {"name": "c", "flops": 1, "inputs": [(1, 0)]},
+        {"name": "other", "flops": 1, "inputs": [(0, 1)]},
     ]
     made = [one | {"outputs": [4, 4]} for one in records]
     hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3})
-    assert made[0]["held"] == [("c", 0)]
-    assert made[1]["held"] == [("c", 1)], "read by none, it is there until its own op ends, or longer"
+    assert made[0]["held"] == [(2, 0)]
+    assert made[1]["held"] == [(2, 1)], "read by none, it is there until its own op ends, or longer"

@@ -73,3 +73,10 @@ def test_a_module_with_two_names_has_its_parameters_afterwards() -> None:
     after = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
+
+
+def test_buffers_are_named_in_the_order_in_which_an_op_reads_them() -> None:
+    norms = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(8)))
+    graph = capture_inference(norms, [torch.zeros(2, 4)])
+    read = [[name for name in names if "running" in name] for names in graph.module_tensors]
+    assert [names for names in read if names] == [[f"{n}.running_mean", f"{n}.running_var"] for n in range(8)]

@@ -37,7 +37,7 @@ def test_the_best_number_gets_what_is_left_of_the_budget() -> None:
     )
     assert isinstance(found, PlacedModel)
     assert found.capture is not None
-    assert found.capture.micro_batches in COUNTS[1:], "a chain is no faster on several devices in one part"
+    assert found.capture.step.count in COUNTS[1:], "a chain is no faster on several devices in one part"
     assert found.simulations <= 300
     assert found.schedule().makespan_us == found.makespan_us
     counts = [count for count, _, _ in found.history]

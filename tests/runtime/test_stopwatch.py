@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.runtime.stopwatch import CpuStopwatch, CudaStopwatch
+from placeto.runtime.stopwatch import CpuStopwatch, CudaStopwatch, in_turns
 
 
 def test_stamps_of_a_cpu_are_microseconds_without_their_own_cost() -> None:
@@ -69,3 +69,10 @@ def test_calls_of_the_host_are_timed_once_the_gpu_is_done(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: time.sleep(0.01))
     start = time.perf_counter_ns()
     assert watch.settled() - start >= 9e6
+
+
+def test_functions_take_turns() -> None:
+    called: list[str] = []
+    times = in_turns([lambda: called.append("a"), lambda: called.append("b")], 0.0, 2)
+    assert called == ["a", "b"] * 3
+    assert [len(of) for of in times] == [2, 2], "the first run doesn't count"

@@ -12,7 +12,7 @@ from placeto.runtime import tuning
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.profiling import profile
 from placeto.runtime.steps import RealStep, real_training
-from placeto.runtime.tuning import Round, corrected, in_turns, tune
+from placeto.runtime.tuning import Round, corrected, tune
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 from tests.captures import Made
@@ -102,13 +102,6 @@ def test_costs_take_what_ops_took_in_the_placement(step: RealStep, devices: list
     better = corrected(wrong, step, by_hand(problem, 0)[0], devices)
     assert len(better.ops) == len(wrong.ops)
     assert max(cost.time_us["cpu"] for cost in better.ops) < 1e5
-
-
-def test_functions_take_turns() -> None:
-    called: list[str] = []
-    times = in_turns([lambda: called.append("a"), lambda: called.append("b")], 0.0, 2)
-    assert called == ["a", "b"] * 3
-    assert [len(of) for of in times] == [2, 2], "the first run doesn't count"
 
 
 def test_what_is_written_is_simulated_by_the_costs_of_the_last_round(

@@ -6,23 +6,20 @@ Legend: N ops, T tensors, E edges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from placeto.problem.dtypes import DTYPES
 from placeto.problem.fields import check_array, choice, quote, text
 from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.labels import GRADIENT, KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
+from placeto.problem.graph.columns import COLUMNS
+from placeto.problem.graph.labels import GRADIENT, MODES, NO_MICRO_BATCH
 
 MOST_PARTS = 400
 """Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
-_STRINGS = ("op_names", "op_types", "modules", "signatures", "gradient_of", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # field -> its dtype, and what it has an entry for
-    "flops": (np.float64, "op"),
-    "bytes_accessed": (np.float64, "op"),
-    "param_bytes": (np.int64, "op"),
+    **{key: (column.dtype, "op") for key, column in COLUMNS.items() if column.dtype is not None},
     "colocation": (np.int64, "op"),
-    "micro_batches": (np.int64, "op"),
     "output_ptr": (np.int64, "offset"),
     "output_bytes": (np.int64, "tensor"),
     "edge_src": (np.int64, "edge"),
@@ -43,27 +40,20 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError("the graph is empty: it has no op")
     text(graph.name, "the name of the graph", GraphError)
     choice(*MODES)(graph.mode, "mode", GraphError)
-    for key, usual in ({**LABELS, "signatures": "", "gradient_of": ""}).items():
+    _check_tuple(names, "op_names", num_ops)
+    for name in names:
+        if type(name) is not str or not name.isascii():  # a call for each name would take long
+            text(name, "each of op_names", GraphError)
+    for key, column in COLUMNS.items():
         if getattr(graph, key) is None:
-            object.__setattr__(graph, key, (usual,) * num_ops)
-    for key in _STRINGS:
-        strings = getattr(graph, key)
-        if not isinstance(strings, tuple) or len(strings) != num_ops:
-            raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
-        for string in strings:
-            if type(string) is not str or not string.isascii():  # a call for each string would take long
-                text(string, f"each of {key}", GraphError)
-    for key in NAMES:
-        if getattr(graph, key) is None:
-            object.__setattr__(graph, key, ((),) * num_ops)
-        if len(getattr(graph, key)) != num_ops:
-            raise GraphError(f"{key} must be a tuple of {num_ops} tuples of names, one for each op")
-    if graph.micro_batches is None:
-        object.__setattr__(graph, "micro_batches", np.full(num_ops, NO_MICRO_BATCH, np.int64))
-    for key, known in (("dtypes", DTYPES), ("kernels", KERNELS), ("passes", PASSES)):
-        for name, label in zip(names, getattr(graph, key), strict=True):
-            if label not in known:
-                choice(*known)(label, f"op {quote(name)}: {KEYS[key]}", GraphError)
+            object.__setattr__(graph, key, column.of([column.usual] * num_ops))
+        if column.dtype is None:
+            values = getattr(graph, key)
+            _check_tuple(values, key, num_ops)
+            good = {column.usual}  # a check of each value would take long
+            for name, value in zip(names, values, strict=True):
+                if type(value) is not type(column.usual) or value not in good:
+                    good.add(column.check(value, f"op {quote(name)}: {column.key}", GraphError))
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -119,6 +109,11 @@ def validate(graph: GraphArrays) -> None:
     if len(order) < num_ops:
         blocked = min(set(range(num_ops)) - set(order.tolist()))
         raise GraphError(f"op {quote(names[_on_cycle(graph, blocked, set(order.tolist()))])}: on a cycle")
+
+
+def _check_tuple(values: Any, key: str, length: int) -> None:
+    if not isinstance(values, tuple) or len(values) != length:
+        raise GraphError(f"{key} must be a tuple of {length} values, one for each op")
 
 
 def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:

@@ -25,9 +25,7 @@ TENSORS = ("parameter", "buffer")
 """Types of ops that compute nothing: each stands for a tensor of the module, and has its name."""
 GRADIENT = "gradient"
 """Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
-NAMES = {"module_tensors": "tensors", "module_inputs": "reads"}
-"""Field with names of a module's tensors and inputs that have no op of their own -> its key in op records."""
-KEYS = {"dtypes": "dtype", "kernels": "kernel", "passes": "pass"}
-"""Label of ops -> its key in op records."""
+ADDITION = "aten.add"
+"""Type of the ops that add up gradients."""
 NO_MICRO_BATCH = -1
 """The number of the micro-batch of an op that belongs to all of them."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.fields import INT64_MAX
+from placeto.problem.fields import INT64_MAX, check_array
 from placeto.problem.graph.arrays import GraphArrays, GraphError
 
 FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
@@ -23,9 +23,7 @@ OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "a
 DEFAULT_OPTIMIZER = "adam"
 
 
-def defaults(
-    mode: str, op_types: Sequence[str], param_bytes: np.ndarray, output_ptr: np.ndarray
-) -> dict[str, np.ndarray]:
+def usual(mode: str, op_types: Sequence[str], param_bytes: np.ndarray, output_ptr: np.ndarray) -> dict[str, np.ndarray]:
     """Return the values of a graph's memory fields if they aren't given.
 
     ``trained_bytes`` (N,) int64: all parameters in training, none in inference. ``resident_outputs`` (T,) bool: the
@@ -46,45 +44,21 @@ def state_bytes(trained_bytes: np.ndarray, optimizer: str = DEFAULT_OPTIMIZER) -
     return np.minimum(trained_bytes, INT64_MAX // tensors) * tensors
 
 
-def overwrite(
-    arrays: dict[str, np.ndarray],
-    output_ptr: np.ndarray,
-    trained: Sequence[int | None],
-    resident: Sequence[Sequence[int] | None],
-    state: Sequence[int | None],
-) -> dict[str, np.ndarray]:
-    """Overwrite the `defaults` with the values of op records, and return them.
-
-    Of each op, `trained` and `state` have bytes, and `resident` indices of its outputs; None = keep the default.
-    """
-    for op, (size, outputs) in enumerate(zip(trained, resident, strict=True)):
-        if size is not None:
-            arrays["trained_bytes"][op] = size
-        if outputs is not None:
-            own = slice(output_ptr[op], output_ptr[op + 1])
-            arrays["resident_outputs"][own] = np.isin(np.arange(own.stop - own.start), outputs)
-    arrays["state_bytes"] = state_bytes(arrays["trained_bytes"])
-    for op, size in enumerate(state):
-        if size is not None:
-            arrays["state_bytes"][op] = size
-    return arrays
-
-
 def unusual(graph: GraphArrays) -> dict[str, np.ndarray]:
     """Return those of `FIELDS` that differ from their defaults: the hash of a graph includes only these."""
-    default = of(graph)
+    default = _usual(graph)
     return {key: getattr(graph, key) for key in FIELDS if (getattr(graph, key) != default[key]).any()}
 
 
-def of(graph: GraphArrays) -> dict[str, np.ndarray]:
-    """Return the `defaults` of a graph. If it says which parameters are trained, `state_bytes` is for these."""
-    default = defaults(graph.mode, graph.op_types, graph.param_bytes, graph.output_ptr)
+def _usual(graph: GraphArrays) -> dict[str, np.ndarray]:
+    """Return what is `usual` of a graph. If it says which parameters are trained, `state_bytes` is for these."""
+    default = usual(graph.mode, graph.op_types, graph.param_bytes, graph.output_ptr)
     return default if graph.trained_bytes is None else default | {"state_bytes": state_bytes(graph.trained_bytes)}
 
 
 def records(graph: GraphArrays) -> list[dict[str, Any]]:
     """Return the memory fields of each op record; fields that have their default are left out."""
-    default = of(graph)
+    default = _usual(graph)
     found: list[dict[str, Any]] = [{} for _ in range(graph.num_ops)]
     for key in ("trained_bytes", "state_bytes"):
         for op in np.flatnonzero(getattr(graph, key) != default[key]).tolist():
@@ -107,19 +81,14 @@ def complete(graph: GraphArrays) -> None:
         GraphError: a field has a wrong length, dtype or range, an op has more trained bytes than parameter bytes, or it
             has state but no trained parameter.
     """
-    default = of(graph)
+    default = _usual(graph)
     for key, array in default.items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, array)
-    trained, resident, state = graph.trained_bytes, graph.resident_outputs, graph.state_bytes
-    for key, array in (("trained_bytes", trained), ("state_bytes", state)):
-        if array.shape != graph.param_bytes.shape or array.dtype != np.int64:
-            raise GraphError(f"{key} must be {graph.num_ops} integers of 64 bits, one for each op")
-    if resident.shape != graph.output_bytes.shape or resident.dtype != bool:
-        raise GraphError(f"resident_outputs must be {len(graph.output_bytes)} bools, one for each output")
-    held = graph.held_until
-    if held.shape != graph.output_bytes.shape or held.dtype != np.int64:
-        raise GraphError(f"held_until must be {len(graph.output_bytes)} integers of 64 bits, one for each output")
+    trained, state, held = graph.trained_bytes, graph.state_bytes, graph.held_until
+    for key, array in default.items():
+        length = graph.num_ops if key in ("trained_bytes", "state_bytes") else len(graph.output_bytes)
+        check_array(getattr(graph, key), key, array.dtype.type, length, GraphError)
     if ((held < NOT_HELD) | (held >= graph.num_ops)).any():
         raise GraphError(f"held_until must be ops, from 0 to {graph.num_ops - 1}, or {NOT_HELD}")
     bad = (trained < 0) | (trained > default["trained_bytes"])

@@ -10,63 +10,37 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.dtypes import DTYPES
-from placeto.problem.fields import (
-    Field,
-    choice,
-    integer,
-    items,
-    mapping,
-    number,
-    optional,
-    quote,
-    read_fields,
-    size,
-    text,
-    within,
-)
+from placeto.problem.fields import Field, items, mapping, number, optional, quote, read_fields, size, text, within
 from placeto.problem.graph import memory_fields
 from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, NAMES, NO_MICRO_BATCH, PASSES
+from placeto.problem.graph.columns import COLUMNS, INDEX
 
 
 def _input(value: Any, key: str, error: type[ValueError]) -> tuple[str, int]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise error(f"{key} must be [op name, output index], not {quote(value)}")
-    return text(value[0], "the op name of an input", error), _INDEX(value[1], "the output index of an input", error)
+    return text(value[0], "the op name of an input", error), INDEX(value[1], "the output index of an input", error)
 
 
 def _label(value: Any, key: str, error: type[ValueError]) -> str | None:
     """Check the label of a colocation group: a string, or an integer, which becomes a string; None = no group."""
     if value is None:
         return None
-    return str(_INDEX(value, key, error)) if isinstance(value, int) else text(value, key, error)
+    return str(INDEX(value, key, error)) if isinstance(value, int) else text(value, key, error)
 
 
-_INDEX = integer()
+_ALWAYS = ("type", "flops", "bytes_accessed", "param_bytes")  # keys that records of a graph also have where it is usual
 _OP = {
     "name": Field(text),
-    "type": Field(text, "op"),
-    "flops": Field(number(), 0.0),
-    "bytes_accessed": Field(number(), 0.0),
-    "param_bytes": Field(size, 0),
+    **{column.key: Field(column.check, column.usual) for column in COLUMNS.values()},
     "outputs": Field(items(size, "an output"), ()),
     "inputs": Field(items(_input, "each input"), ()),
     "colocation": Field(_label, None),
-    "module": Field(text, ""),
-    "dtype": Field(choice(*DTYPES), LABELS["dtypes"]),
-    "kernel": Field(choice(*KERNELS), LABELS["kernels"]),
     "time_us": Field(mapping(number()), {}),
     "trained_bytes": Field(optional(size), None),
     "state_bytes": Field(optional(size), None),
-    "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
+    "resident_outputs": Field(optional(items(INDEX, "an index of resident_outputs")), None),
     "held": Field(items(_input, "each of held"), ()),
-    "signature": Field(text, ""),
-    "tensors": Field(items(text, "each of tensors"), ()),
-    "reads": Field(items(text, "each of reads"), ()),
-    "gradient_of": Field(text, ""),
-    "pass": Field(choice(*PASSES), LABELS["passes"]),
-    "micro_batch": Field(optional(_INDEX), None),
 }
 
 
@@ -107,38 +81,33 @@ def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]
                 )
             held[position, output] = index[last]
     kinds = sorted({kind for record in records for kind in record["time_us"]})
-    op_types = tuple(record["type"] for record in records)
-    param_bytes = np.array([record["param_bytes"] for record in records], np.int64)
+    columns = {name: column.of([record[column.key] for record in records]) for name, column in COLUMNS.items()}
     output_ptr = np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64)
-    given = ([record[key] for record in records] for key in memory_fields.FIELDS)
-    memory = memory_fields.defaults(mode, op_types, param_bytes, output_ptr)
+    memory = memory_fields.usual(mode, columns["op_types"], columns["param_bytes"], output_ptr)
     for (position, output), last in held.items():
         memory["held_until"][output_ptr[position] + output] = last
+    for position, record in enumerate(records):
+        if (resident := record["resident_outputs"]) is not None:
+            own = np.arange(output_ptr[position], output_ptr[position + 1])
+            memory["resident_outputs"][own] = np.isin(own - output_ptr[position], resident)
+    trained, state = (
+        {position: record[key] for position, record in enumerate(records) if record[key] is not None}
+        for key in ("trained_bytes", "state_bytes")
+    )
+    memory["trained_bytes"][list(trained)] = list(trained.values())
+    memory["state_bytes"] = memory_fields.state_bytes(memory["trained_bytes"])
+    memory["state_bytes"][list(state)] = list(state.values())
     return dict(
         op_names=tuple(index),
-        op_types=op_types,
-        flops=np.array([record["flops"] for record in records], np.float64),
-        bytes_accessed=np.array([record["bytes_accessed"] for record in records], np.float64),
-        param_bytes=param_bytes,
         colocation=np.array([groups.setdefault(r["colocation"], len(groups) - 1) for r in records], np.int64),
-        modules=tuple(record["module"] for record in records),
         output_ptr=output_ptr,
         output_bytes=np.array([value for record in records for value in record["outputs"]], np.int64),
         edge_src=np.array(src, np.int64),
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
-        dtypes=tuple(record["dtype"] for record in records),
-        kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
-        signatures=tuple(record["signature"] for record in records),
-        module_tensors=tuple(tuple(record["tensors"]) for record in records),
-        module_inputs=tuple(tuple(record["reads"]) for record in records),
-        gradient_of=tuple(record["gradient_of"] for record in records),
-        passes=tuple(record["pass"] for record in records),
-        micro_batches=np.array(
-            [NO_MICRO_BATCH if record["micro_batch"] is None else record["micro_batch"] for record in records], np.int64
-        ),
-        **memory_fields.overwrite(memory, output_ptr, *given),
+        **columns,
+        **memory,
     )
 
 
@@ -146,33 +115,19 @@ def ops_of(graph: GraphArrays) -> list[dict[str, Any]]:
     """Return the op records of a graph: the inverse of `fields_of_ops`."""
     records: list[dict[str, Any]] = []
     memory = memory_fields.records(graph)
+    values = [(column, column.listed(getattr(graph, name))) for name, column in COLUMNS.items()]
     for i, name in enumerate(graph.op_names):
-        record: dict[str, Any] = {"name": name, "type": graph.op_types[i]}
-        record["flops"] = float(graph.flops[i])
-        record["bytes_accessed"] = float(graph.bytes_accessed[i])
-        record["param_bytes"] = int(graph.param_bytes[i])
+        record: dict[str, Any] = {"name": name}
+        for column, listed in values:
+            if listed[i] != column.usual or column.key in _ALWAYS:
+                record[column.key] = list(listed[i]) if isinstance(listed[i], tuple) else listed[i]
         record["outputs"] = graph.output_bytes[graph.output_ptr[i] : graph.output_ptr[i + 1]].tolist()
         outputs = graph.edge_output[graph.input_ptr[i] : graph.input_ptr[i + 1]].tolist()
         record["inputs"] = [[graph.op_names[src], output] for src, output in zip(graph.reads[i], outputs, strict=True)]
         if graph.colocation[i] >= 0:
             record["colocation"] = f"g{graph.colocation[i]}"
-        if graph.modules[i]:
-            record["module"] = graph.modules[i]
-        if graph.micro_batches[i] != NO_MICRO_BATCH:
-            record["micro_batch"] = int(graph.micro_batches[i])
-        for column, key in KEYS.items():
-            if (label := getattr(graph, column)[i]) != LABELS[column]:
-                record[key] = label
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}
         if times:
             record["time_us"] = times
-        record |= memory[i]
-        if graph.signatures[i]:
-            record["signature"] = graph.signatures[i]
-        for column, key in NAMES.items():
-            if names := getattr(graph, column)[i]:
-                record[key] = list(names)
-        if graph.gradient_of[i]:
-            record["gradient_of"] = graph.gradient_of[i]
-        records.append(record)
+        records.append(record | memory[i])
     return records

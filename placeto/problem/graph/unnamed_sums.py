@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
+from placeto.problem.graph.labels import ADDITION, GRADIENT, NO_MICRO_BATCH
 
 
 def with_named_sums(graph: ComputationGraph) -> ComputationGraph:
@@ -37,4 +37,4 @@ def _adds(graph: ComputationGraph, op: int) -> bool:
     """Whether an op adds the contribution of one micro-batch to the sum of those before it."""
     of_none = graph.passes[op] == "backward" and graph.micro_batches[op] == NO_MICRO_BATCH
     two_to_one = len(graph.reads[op]) == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
-    return bool(of_none and graph.op_types[op] == "aten.add" and two_to_one)
+    return bool(of_none and graph.op_types[op] == ADDITION and two_to_one)

@@ -1,7 +1,7 @@
 """A training step as people decide about it: one micro-batch, the layers between which it can be cut, and plans.
 
-Input: a captured graph, or a `PlacementProblem`. A `Step` is the graph of one micro-batch, of which `in_micro_batches`
-makes the graph of all, with the ops that add up their gradients. `layers` divides a graph, `borders` says where a tool
+Input: a captured graph, or a `PlacementProblem`. A `Step` is the graph of one micro-batch, of which `Step.graph` makes
+the graph of all, with the ops that add up their gradients. `layers` divides a graph, `borders` says where a tool
 can cut it and why not elsewhere, and a `Plan` is a decision: stages, replicas, micro-batches, order. `Plan.placement`
 turns it into a device for each op.
 """
@@ -14,14 +14,14 @@ from placeto.lazily import lazily
 
 if TYPE_CHECKING:
     from placeto.problem.step.layers import Layers
-    from placeto.problem.step.micro_batches import Step, in_micro_batches
+    from placeto.problem.step.micro_batches import Step
     from placeto.problem.step.plan import Plan, PlanError
 
-__all__ = ["Layers", "Plan", "PlanError", "Step", "in_micro_batches"]
+__all__ = ["Layers", "Plan", "PlanError", "Step"]
 
 _NAMES = {
     "layers": ("Layers",),
-    "micro_batches": ("Step", "in_micro_batches"),
+    "micro_batches": ("Step",),
     "plan": ("Plan", "PlanError"),
 }
 __getattr__, __dir__ = lazily(globals(), _NAMES)

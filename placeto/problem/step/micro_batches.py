@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.columns import taken
 from placeto.problem.graph.gradient_sums import of_no_micro_batch
 from placeto.problem.graph.graph_memory import storage
 from placeto.problem.graph.labels import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.memory_fields import NOT_HELD
-from placeto.problem.graph.op_records import fields_of_ops
 
 NO_CALL = -1
 """Number of the call of a module for an op that no call of a module runs."""
-_STRINGS = ("op_types", "modules", "signatures", "dtypes", "kernels", "passes", "module_inputs", "gradient_of")
 _COUNTED_ONCE = ("param_bytes", "trained_bytes", "state_bytes")
 
 
@@ -72,8 +71,14 @@ class Step:
 
     @cached_property
     def graph(self) -> ComputationGraph:
-        """The graph of all micro-batches."""
-        return in_micro_batches(self)
+        """The graph of all micro-batches, with the chains that add up the gradients.
+
+        The micro-batches come one after the other. Directly after an op that makes a gradient, an op adds it to the sum
+        of those of the micro-batches before, as PyTorch does. An op of type "gradient" follows the last addition,
+        without cost: it is the whole gradient, and stays with the parameter. Both name the parameter (`gradient_of`).
+        The bytes of buffers count once. With one micro-batch, the op that makes a gradient stays with the parameter.
+        """
+        return _with_homes(self) if self.count == 1 else _Whole(self).graph()
 
     @property
     def gradients(self) -> dict[str, tuple[str, int] | None]:
@@ -122,17 +127,6 @@ def title(module: str, call: int, part: str, kind: str) -> str:
     return f"{module}{of_call}{of_part}/{kind.rpartition('.')[2]}".lstrip("/")
 
 
-def in_micro_batches(step: Step) -> ComputationGraph:
-    """Return the graph of all micro-batches of a step, with the chains that add up the gradients.
-
-    The micro-batches come one after the other. Directly after an op that makes a gradient, an op adds it to the sum of
-    those of the micro-batches before, as PyTorch does. An op of type "gradient" follows the last addition, without
-    cost: it is the whole gradient, and stays with the parameter. Both name the parameter (`gradient_of`). The bytes of
-    buffers count once. With one micro-batch, the op that makes a gradient stays with the parameter.
-    """
-    return _with_homes(step) if step.count == 1 else _Whole(step).graph()
-
-
 def _with_homes(step: Step) -> ComputationGraph:
     """The graph of a step with one micro-batch: its gradients are resident, on the devices of their parameters."""
     one, pairs = step.micro_batch, list[tuple[int, int]]()
@@ -155,58 +149,48 @@ class _Whole:
 
     def __init__(self, step: Step) -> None:
         self.step, self.one, self.size = step, step.micro_batch, step.micro_batch.num_ops
-        records: list[dict[str, Any]] = []
-        for each in step.combined:
-            labels = {"pass": "backward", "gradient_of": each.parameter, "module": each.parameter.rpartition(".")[0]}
-            whole = {"type": GRADIENT, "outputs": each.record["outputs"], "resident_outputs": [0], **labels}
-            records += [{**each.record, "gradient_of": each.parameter}, whole]
-        records = [record | {"name": f"{row}"} for row, record in enumerate(records)]
-        self._beside = fields_of_ops(records, self.one.mode)
         self.row, self.number = step.order
-        self.shared = np.append(step.shared, np.zeros(len(records), bool))
-        self.place = np.full((step.count, self.size + len(records)), -1)  # (M, rows) op of the whole graph, or -1
+        self.like = np.where(self.row < self.size, self.row, -1)  # of each op: the op of one micro-batch, or -1
+        beside = 2 * len(step.combined)
+        self.shared = np.append(step.shared, np.zeros(beside, bool))
+        self.place = np.full((step.count, self.size + beside), -1)  # (M, rows) op of the whole graph, or -1
         self.place[self.number, self.row] = np.arange(len(self.row))
         self.place[:, self.shared] = self.place[0, self.shared]
 
     def graph(self) -> ComputationGraph:
         """Return the graph."""
-        row, number, rows = self.row, self.number, self.row.tolist()
-        again = (row < self.size) & (number > 0)  # ops of later micro-batches
-        ptr = np.append(self.one.output_ptr, self._beside["output_ptr"][1:] + self.one.output_ptr[-1])
-        lengths = np.diff(ptr)[row]
-        output_ptr = np.append(0, np.cumsum(lengths))
-        taken = np.repeat(ptr[row] - output_ptr[:-1], lengths) + np.arange(output_ptr[-1])  # tensors of the rows
+        again = (self.like >= 0) & (self.number > 0)  # ops of later micro-batches
+        columns, source = taken(self.one, self.like, self._records())
+        columns |= {key: np.where(again, 0, columns[key]) for key in _COUNTED_ONCE}
+        columns["micro_batches"] = np.where(columns["micro_batches"] == NO_MICRO_BATCH, NO_MICRO_BATCH, self.number)
+        columns["module_tensors"] = tuple(
+            tuple(name for name in names if name not in self.step.unread) if later else names
+            for names, later in zip(columns["module_tensors"], again.tolist(), strict=True)
+        )
         src, dst, output = self._edges()
-        tensors = self._column("module_tensors")
-        read = [tuple(name for name in names if name not in self.step.unread) for names in tensors]
-        nothing = np.full(len(self.shared) - self.size, np.nan)
-        named = zip(rows, again.tolist(), strict=True)
-        same: dict[str, Any] = {column: tuple(map(self._column(column).__getitem__, rows)) for column in _STRINGS}
-        same |= {column: np.where(again, 0, self._column(column)[row]) for column in _COUNTED_ONCE}
+        maker = np.repeat(np.arange(len(self.row)), np.diff(columns["output_ptr"]))
         return ComputationGraph(
             name=self.one.name,
             mode=self.one.mode,
-            op_names=self._names(),
-            flops=self._column("flops")[row],
-            bytes_accessed=self._column("bytes_accessed")[row],
+            op_names=self._names(columns),
             colocation=self._colocation(),
-            output_ptr=output_ptr,
-            output_bytes=self._column("output_bytes")[taken],
-            resident_outputs=self._column("resident_outputs")[taken],
-            held_until=self._held(self._column("held_until")[taken], np.repeat(np.arange(len(row)), lengths)),
+            held_until=self._held(np.append(self.one.held_until, NOT_HELD)[source], maker),
             edge_src=src,
             edge_dst=dst,
             edge_output=output,
-            time_us={kind: np.append(us, nothing)[row] for kind, us in self.one.time_us.items()},
-            micro_batches=np.where(self._column("micro_batches")[row] == NO_MICRO_BATCH, NO_MICRO_BATCH, number),
-            module_tensors=tuple((read if later else tensors)[r] for r, later in named),
-            **same,
+            **columns,
         )
 
-    def _column(self, column: str) -> Any:
-        """A field of all rows."""
-        first, beside = getattr(self.one, column), self._beside[column]
-        return np.append(first, beside) if isinstance(first, np.ndarray) else (*first, *beside)
+    def _records(self) -> dict[int, Mapping[str, Any]]:
+        """Op -> its fields, for ops that combine tensors of several micro-batches."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for op in np.flatnonzero(self.like < 0).tolist():
+            number, is_whole = divmod(int(self.row[op]) - self.size, 2)
+            each = self.step.combined[number]
+            whole: dict[str, Any] = {"type": GRADIENT, "pass": "backward", "module": each.parameter.rpartition(".")[0]}
+            whole |= {"outputs": each.record["outputs"], "resident_outputs": [0]}
+            found[op] = {**(whole if is_whole else each.record), "gradient_of": each.parameter}
+        return found
 
     def _edges(self) -> np.ndarray:
         """(3, edges) int64: source, destination and output of the edges, by destination."""
@@ -255,7 +239,7 @@ class _Whole:
         shown, with_shared = storage(self.one), self.shared.copy()
         for tensor in np.flatnonzero(shown != np.arange(len(shown))).tolist():
             with_shared[self.one.producer[tensor]] |= self.shared[self.one.producer[shown[tensor]]]
-        group = self._column("colocation")[self.row]
+        group = np.append(self.one.colocation, -1)[self.like]
         apart = np.where(with_shared[self.row], 0, self.number)
         labels = np.where(group >= 0, group * self.step.count + apart, -1)
         _, inverse, members = np.unique(labels, return_inverse=True, return_counts=True)
@@ -264,24 +248,22 @@ class _Whole:
         pairs = [(self.place[0, self.one.index[path]], self.place[-1, self.size + 2 * c + 1]) for c, path in gradients]
         return _joined(labels.tolist(), pairs)
 
-    def _names(self) -> tuple[str, ...]:
-        """The names of the ops: later calls of a module have higher numbers."""
+    def _names(self, columns: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the ops, which have these columns: later calls of a module have higher numbers."""
         none, beside = np.full(self.size, NO_CALL), [each for each in self.step.combined for _ in range(2)]
-        call = none if self.step.call is None else self.step.call
-        calls = none if self.step.calls is None else self.step.calls
-        columns = map(self._column, ("modules", "passes", "op_types", "gradient_of"))
-        of = list(zip([*call.tolist(), *(each.call for each in beside)],
-                      [*calls.tolist(), *(each.calls for each in beside)], *columns, strict=True))  # fmt: skip
+        call = [*(none if self.step.call is None else self.step.call).tolist(), *(each.call for each in beside)]
+        calls = [*(none if self.step.calls is None else self.step.calls).tolist(), *(each.calls for each in beside)]
+        numbers = self.row.tolist(), self.number.tolist()
+        ops = zip(*numbers, columns["modules"], columns["passes"], columns["op_types"], strict=True)
         used: dict[str, int] = {}
         names = []
-        for row, number in zip(self.row.tolist(), self.number.tolist(), strict=True):
-            first, again, module, part, kind, parameter = of[row]
+        for row, number, module, part, kind in ops:
             if kind in TENSORS:
                 name = self.one.op_names[row]
             elif kind == GRADIENT and row >= self.size:
-                name = f"{parameter}/{GRADIENT}"
+                name = f"{beside[row - self.size].parameter}/{GRADIENT}"
             else:
-                name = title(module, first if first == NO_CALL else first + number * again, part, kind)
+                name = title(module, NO_CALL if call[row] == NO_CALL else call[row] + number * calls[row], part, kind)
             used[name] = count = used.get(name, 0) + 1
             names.append(name if count == 1 else f"{name}_{count - 1}")
         return tuple(names)

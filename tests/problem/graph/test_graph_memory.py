@@ -105,11 +105,11 @@ def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], me
 
 
 def test_wrong_arrays_are_refused() -> None:
-    with pytest.raises(GraphError, match="resident_outputs must be 5 bools"):
+    with pytest.raises(GraphError, match="resident_outputs must be an array of 5 bool"):
         replace(graph(), resident_outputs=np.zeros(4, bool))
-    with pytest.raises(GraphError, match="trained_bytes must be 3 integers"):
+    with pytest.raises(GraphError, match="trained_bytes must be an array of 3 int64"):
         replace(graph(), trained_bytes=np.zeros(3))
-    with pytest.raises(GraphError, match="state_bytes must be 3 integers"):
+    with pytest.raises(GraphError, match="state_bytes must be an array of 3 int64"):
         replace(graph(), state_bytes=np.zeros(2, np.int64))
     with pytest.raises(GraphError, match="'norm': state_bytes must be at least 0, not -1"):
         replace(graph(), state_bytes=np.array([0, -1, 0]))
