@@ -164,7 +164,6 @@ def test_targets_must_be_a_sequence() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # scripting is
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_scripted_modules_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"module '0' \(\w+\) is scripted: give the module that went into"):
         capture_inference(nn.Sequential(torch.jit.script(nn.ReLU())), [meta(2, 8)])

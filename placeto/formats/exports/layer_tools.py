@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 
 from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.whole_layers import ALONE, WholeLayers
 from placeto.problem.cluster import Cluster
+from placeto.terminal import printable
 
 
 def megatron(made: WholeLayers, batch: int | None = None) -> str:
@@ -138,11 +140,12 @@ def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
 
 def _script(made: WholeLayers, ranks: tuple[int, ...], command: str, exports: list[str], words: list[str]) -> str:
     cluster = made.schedule.problem.cluster
-    at = ", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(ranks))
+    names = shlex.join(printable(cluster.device_names[device]) for device in ranks)
     if own := visible(cluster, ranks):
         exports = [f"export CUDA_VISIBLE_DEVICES={own}", *exports]
     arguments = "".join(f"  {word}\n" for word in words)
-    return f"# {command}\n# ranks: {at}\n" + "".join(f"{line}\n" for line in exports) + f"PLACED=(\n{arguments})\n"
+    lines = [f"# {command}", f"DEVICES=({names})  # of each rank", *exports]
+    return "".join(f"{line}\n" for line in lines) + f"PLACED=(\n{arguments})\n"
 
 
 def _name(made: WholeLayers) -> str:

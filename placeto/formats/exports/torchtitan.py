@@ -20,14 +20,13 @@ from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.files import write_text
 from placeto.simulator.schedule import Schedule
 
-_PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
-
-Ranks: {ranks}.{visible}
-"""
+_PROGRAM = '''"""Layers of a placement for torchtitan (0.3). In a config_registry: return placed(config).{visible}"""
 
 from pathlib import Path
 from typing import Any
 
+GRAPH = {graph}
+DEVICES = {devices}  # of each rank
 PARALLELISM = {{
     "pipeline_parallel_degree": {size},
     "data_parallel_replicate_degree": {replicas},
@@ -110,14 +109,14 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     write_text("".join(f"{','.join(row)}\n" for row in made.rows), folder / "schedule.csv")
     text = _PROGRAM.format(
-        graph=layers.schedule.problem.graph.name,
-        ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),
+        graph=repr(layers.schedule.problem.graph.name),
+        devices=repr([cluster.device_names[device] for device in made.ranks]),
         visible=f" Start it with CUDA_VISIBLE_DEVICES={own}." if (own := visible(cluster, made.ranks)) else "",
         size=len(layers.ranks[0]),
         replicas=len(plan.replicas),
         schedule="ZBVZeroBubble" if plan.goes_back else "PipelineScheduleMulti",
         samples=samples,
-        modules="".join(f"        {list(part)},\n".replace("'", '"') for part in made.modules),
+        modules="".join(f"        {list(part)!r},\n" for part in made.modules),
         local=samples * plan.num_micro_batches // len(plan.replicas),
         samples_of_step=samples * plan.num_micro_batches,
     )

@@ -12,6 +12,7 @@ from placeto.formats.report import axis, chart, grid, memory, modules, tables, w
 from placeto.problem.files import write_text
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.critical_path import critical_path
+from placeto.terminal import printable
 
 if TYPE_CHECKING:
     from placeto.simulator.result import PlacementResult
@@ -74,6 +75,7 @@ def report_page(
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # names in files may hold anything
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
