@@ -94,7 +94,7 @@ def _name_of_steps() -> str:
             return name
     raise CaptureError(
         f"activation checkpoints of torch {torch.__version__} can't be traced, as it makes them in a new way: install "
-        "torch 2.13, with which Placeto was tested"
+        "torch 2.13 or 2.14, with which Placeto was tested"
     )
 
 

@@ -44,7 +44,7 @@ def test_the_table_counts_every_document(tmp_path: Path, capsys: pytest.CaptureF
     assert documents == accepted + refused
     slowest, most = (float(cell.strip(" |")) for cell in table[-1][7:9])
     assert 0 < slowest < 5
-    assert 50 < most < 1000
+    assert 50 < most < 2000  # MB; builds of torch for CUDA need more than those for CPUs
 
 
 def test_a_death_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
