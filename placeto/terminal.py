@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 
 
@@ -20,12 +21,15 @@ def drawable(text: str, longest: int = 60) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters spelled out, except line ends: names in files may hold escape codes.
+    r"""Return the text with control characters and marks of direction spelled out, except line ends.
+
+    Names in files may hold escape codes.
 
     >>> print(printable("gpu:0 \x1b[31mred"))
     gpu:0 \x1b[31mred
     """
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    shown = (c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" for c in text)  # Zs: other spaces
+    return "".join(c if show else c.encode("unicode_escape").decode() for c, show in zip(text, shown, strict=True))
 
 
 COMPILING = (
