@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from placeto.problem.checks import adapter, record_of
 from placeto.training.config import RunConfig, default_config
-from placeto.training.settings import range_of
 
 PAGE = Path(__file__).with_name("settings.md")
 PLACERS = "placeto", "placeto-paper", "seq2seq", "grouper", "gdp", "mlp"
@@ -61,11 +62,12 @@ def page() -> str:
 
 def _table(kind: type, settings: Any, prefix: str, required: typing.Collection[str] = ()) -> str:
     """A row for each setting: name, type, range, default, effect."""
-    effects, hints, ranged = dict(_effects(kind)), get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    effects, hints = dict(_effects(kind)), get_type_hints(kind)
+    schemas = adapter(record_of(kind)).json_schema()["properties"]
     lines = ["| setting | type | range | default | effect |", "|---|---|---|---|---|"]
     for field in fields(settings):
         name, value = f"{prefix}{field.name}", getattr(settings, field.name)
-        span = _range(*range_of(ranged[field.name]))
+        span = _range(schemas[field.name])
         default = "must be given" if field.name in required else f"`{_shown(value)}`"
         lines.append(f"| `{name}` | {_type(hints[field.name])} | {span} | {default} | {effects[field.name]} |")
     return "\n".join([*lines, ""])
@@ -101,8 +103,10 @@ def _changed(before: Any, after: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, value
 
 
-def _range(low: float, high: float) -> str:
-    """In words; empty if it has no limit worth showing."""
+def _range(schema: typing.Mapping[str, Any]) -> str:
+    """The range of a JSON schema, of its items or of its first alternative; empty if it has no limit worth showing."""
+    inner = schema.get("items", schema.get("anyOf", [schema])[0])
+    low, high = inner.get("minimum", -math.inf), inner.get("maximum", math.inf)
     if high >= _SHOWN:
         return "" if low < -_SHOWN else f"at least {low:g}"
     return f"at most {high:g}" if low < -_SHOWN else f"{low:g} to {high:g}"

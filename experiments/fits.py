@@ -35,7 +35,7 @@ from placeto.heuristics.partition import group_transfers
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.weights import load_weights
 from placeto.pretrained import pretrained_path
-from placeto.problem.fields import write_json
+from placeto.problem.json_files import write_json
 from placeto.problem.flat import FlatProblems
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar

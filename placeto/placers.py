@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from placeto import extensions
 from placeto.extensions import ExtensionError, described, load_extension
 from placeto.pretrained import pretrained_path
-from placeto.problem.fields import within
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
+from placeto.problem.messages import within
 
 if TYPE_CHECKING:
     from placeto.problem.problem import PlacementProblem

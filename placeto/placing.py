@@ -15,10 +15,10 @@ import numpy as np
 from placeto.placers import DEFAULT_PLACER, Placer, load_placer, throughput_placer, warm_up
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import CostModel, load_costs
-from placeto.problem.fields import quote
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
+from placeto.problem.messages import quote
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
+
+from pydantic import Field
 
 
-class Range(NamedTuple):
-    """The smallest and the largest value that a setting may have; both are allowed.
+def within(low: float, high: float) -> Any:
+    """Annotate a number that may have values from `low` to `high`, both included.
 
     >>> class Settings:
-    ...     layers: Annotated[int, Range(0, 100)] = 2
+    ...     layers: Annotated[int, within(0, 100)] = 2
     """
-
-    low: float
-    high: float
+    return Field(ge=low, le=high)
 
 
-Count = Annotated[int, Range(1, 1e9)]
-Depth = Annotated[int, Range(0, 100)]
-Width = Annotated[int, Range(1, 65_536)]
-Limit = Annotated[int, Range(0, 1e18)]
-Share = Annotated[float, Range(0.0, 1.0)]
-Weight = Annotated[float, Range(0.0, 1e6)]
-Temperature = Annotated[float, Range(1e-6, 1e6)]
+Count = Annotated[int, within(1, 10**9)]
+Depth = Annotated[int, within(0, 100)]
+Width = Annotated[int, within(1, 65_536)]
+Limit = Annotated[int, within(0, 10**18)]
+Share = Annotated[float, within(0.0, 1.0)]
+Weight = Annotated[float, within(0.0, 1e6)]
+Temperature = Annotated[float, within(1e-6, 1e6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from placeto.problem.fields import choice
+from placeto.problem.checks import check_choice
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import HALVES
 from placeto.problem.graph.memory_fields import OPTIMIZERS
@@ -32,7 +32,7 @@ def with_optimizer_step(
     Raises:
         ValueError: no such optimizer.
     """
-    choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
+    check_choice(optimizer, OPTIMIZERS, "optimizer", ValueError)
     records = graph.to_ops()
     kept = 1 + OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
     for path, gradient in gradients.items():

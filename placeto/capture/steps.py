@@ -40,8 +40,8 @@ from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
 from placeto.capture.state_flow import check_flow
 from placeto.capture.whole import Whole, keeping_tensors
+from placeto.problem.checks import check_choice
 from placeto.problem.dtypes import PRECISIONS
-from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.problem.step.micro_batches import Step
@@ -151,7 +151,7 @@ def capture_step(
     check_module(module, name, mode == "training")
     for key, other in others.items():
         check_module(other, f"{name}: {key}", mode == "training")
-    choice(*PRECISIONS)(precision, f"{name}: precision", CaptureError)
+    check_choice(precision, PRECISIONS, f"{name}: precision", CaptureError)
     tensor = _real if run else _fake
     if run:
         _check_values(module, opened((plain(inputs), plain(targets))), name)

@@ -17,7 +17,8 @@ import numpy as np
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from placeto.problem.fields import check_json_name, quote
+from placeto.problem.json_files import check_json_name
+from placeto.problem.messages import quote
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.terminal import printable
 

@@ -135,7 +135,7 @@ def as_planned(path: Path, argument: str, cluster: Cluster | None, options: Trac
     """
     from placeto.formats.placement import PlacementError
     from placeto.formats.plan import load_plan
-    from placeto.problem.fields import within
+    from placeto.problem.messages import within
 
     plan = load_plan(path)
     if plan is None:

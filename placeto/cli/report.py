@@ -84,7 +84,7 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     """Return the graph's name, a placement file, and its schedule, in the file's order unless a dispatch is given."""
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.costs import load_costs
-    from placeto.problem.fields import within
+    from placeto.problem.messages import within
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.step.plan import check_plan_of
     from placeto.simulator.schedule import simulate

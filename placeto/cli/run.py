@@ -118,8 +118,8 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     """Run a placement by Placeto's own runtime; print the time of a step, the loss, and the memory of each device."""
     from placeto.capture.trace import trace_inference, trace_training
     from placeto.formats.placement import PlacementError, load_placement
-    from placeto.problem.fields import within
     from placeto.problem.graph.graph_memory import with_optimizer
+    from placeto.problem.messages import within
     from placeto.runtime.devices import open_devices
     from placeto.runtime.executable import PlacedModule
     from placeto.runtime.steps import filled

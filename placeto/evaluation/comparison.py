@@ -20,31 +20,20 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar
+
+from pydantic import Field
 
 from placeto.cores import cores
 from placeto.evaluation.summary import ratio
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
 from placeto.pretrained import pretrained_path
+from placeto.problem.checks import Flag, Index, Number, OpenRecord, Record, Text, checked, read_document
 from placeto.problem.costs import EFFICIENCY, CostModel
-from placeto.problem.fields import (
-    Field,
-    anything,
-    flag,
-    integer,
-    items,
-    number,
-    optional,
-    quote,
-    read_document,
-    read_fields,
-    read_json,
-    text,
-    within,
-    write_json,
-)
 from placeto.problem.files import locked
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.json_files import read_json, write_json
+from placeto.problem.messages import within
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.whole_modules import whole_modules as with_modules_whole
 from placeto.simulator.single_device import best_single
@@ -58,35 +47,33 @@ SAVE_EVERY_S = 2.0
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_FILE = {"rows": Field(items(anything, "a row"))}
 
 
 class EvaluationError(ValueError):
     """Placers that can't be compared as asked, a file that holds no evaluation, or a worker that was killed."""
 
 
-def _point(value: Any, key: str, error: type[ValueError]) -> None:
-    if not isinstance(value, list) or len(value) != 3:
-        raise error(f"{key} must be [simulations, seconds, makespan_us], not {quote(value)}")
-    for item in value:
-        number()(item, key, error)
+class RowRecord(OpenRecord):
+    """The fields of a row that are read; rows of experiments have more fields."""
+
+    graph: Text
+    cluster: Text
+    placer: Text
+    seed: Index
+    makespan_us: Number
+    relative: Annotated[float, Field(strict=True, ge=0.0)]  # infinite if one device takes no time
+    lower_bound_us: Number
+    fits: Flag
+    simulations: Number
+    seconds: Number
+    key: NotRequired[Text | None]
+    history: NotRequired[list[tuple[Number, Number, Number]]]  # simulations, seconds, makespan
 
 
-_ROW = {
-    "graph": Field(text),
-    "cluster": Field(text),
-    "placer": Field(text),
-    "seed": Field(integer()),
-    "makespan_us": Field(number()),
-    "relative": Field(number(infinite=True)),  # infinite if one device takes no time
-    "lower_bound_us": Field(number()),
-    "fits": Field(flag),
-    "simulations": Field(number()),
-    "seconds": Field(number()),
-    "key": Field(optional(text), None),
-    "history": Field(items(_point, "a point of history"), ()),
-}
-"""The fields of a row that are read; rows of experiments have more fields."""
+class EvaluationRecord(Record):
+    """The content of an evaluation file."""
+
+    rows: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -249,11 +236,9 @@ def load_rows(path: str | Path) -> list[Row]:
     """
     document = read_json(path, EvaluationError)
     with within(EvaluationError, path):
-        rows: list[Row] = read_document(document, FORMAT, "an evaluation file", _FILE, EvaluationError)["rows"]
-        for position, row in enumerate(rows):
-            with within(EvaluationError, f"row {position}"):
-                read_fields(row, _ROW, EvaluationError, others=True)
-    return rows
+        content = read_document(document, FORMAT, "an evaluation file", EvaluationRecord, EvaluationError)
+        checked(content["rows"], list[RowRecord], EvaluationError, "rows")
+    return content["rows"]
 
 
 def save_rows(rows: Sequence[Row], path: str | Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from placeto.evaluation.summary import ratio
 from placeto.formats.advice import data_parallel_advice
-from placeto.problem.fields import write_json
+from placeto.problem.json_files import write_json
 from placeto.problem.units import format_us
 from placeto.simulator.data_parallel import DataParallel, data_parallel
 from placeto.simulator.evaluator import PlacementResult

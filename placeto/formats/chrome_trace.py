@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.problem.fields import write_json
+from placeto.problem.json_files import write_json
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule

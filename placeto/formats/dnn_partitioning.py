@@ -15,27 +15,15 @@ import math
 from collections import Counter
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
-from placeto.problem.fields import (
-    Check,
-    Field,
-    anything,
-    integer,
-    items,
-    number,
-    optional,
-    quote,
-    read_bytes,
-    read_fields,
-    read_json,
-    size,
-    text,
-    within,
-)
+from placeto.problem.checks import Number, OpenRecord, Size, Text, checked
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.json_files import read_bytes, read_json
+from placeto.problem.messages import within
 from placeto.problem.problem import PARAM_MULTIPLIER
 
 CPU_KINDS = ("cpu", "cpu-core")
@@ -45,34 +33,49 @@ _US_PER_MS = 1000.0
 _BYTES_PER_MS = 2 * 2**30 / 1000.0  # 2 GiB/s, upstream's link
 
 
-def _flag(value: Any, key: str, error: type[ValueError]) -> bool:
-    if value not in (0, 1):  # upstream writes both numbers and booleans
-        raise error(f"{key} must be true, false, 1 or 0, not {quote(value)}")
-    return bool(value)
+_Id = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_Either = Annotated[Literal[0, 1, True, False], AfterValidator(bool)]  # upstream writes both numbers and booleans
 
 
-def _either(one: Check, other: Check) -> Check:
-    return lambda value, key, error: (one if isinstance(value, str) else other)(value, key, error)
+class NodeRecord(OpenRecord):
+    """A node of a workload."""
+
+    id: _Id
+    name: NotRequired[Text | None]
+    supportedOnFpga: NotRequired[_Either]
+    isBackwardNode: NotRequired[_Either]
+    cpuLatency: NotRequired[Number]
+    fpgaLatency: NotRequired[Number]
+    size: NotRequired[Number]
+    colorClass: NotRequired[Text | _Id | None]
 
 
-_ID = integer(-(2**63))
+class EdgeRecord(OpenRecord):
+    """An edge of a workload."""
+
+    sourceId: _Id
+    destId: _Id
+    cost: NotRequired[Number]
+    size: NotRequired[Number]
+
+
+class WorkloadRecord(OpenRecord):
+    """A workload."""
+
+    nodes: list[NodeRecord]
+    edges: list[EdgeRecord]
+
+
 _NODE = {
-    "id": Field(_ID),
-    "name": Field(optional(text), None),
-    "supportedOnFpga": Field(_flag, True),
-    "isBackwardNode": Field(_flag, False),
-    "cpuLatency": Field(number(), 0.0),
-    "fpgaLatency": Field(number(), 0.0),
-    "size": Field(number(), 0.0),
-    "colorClass": Field(optional(_either(text, _ID)), None),
+    "name": None,
+    "supportedOnFpga": True,
+    "isBackwardNode": False,
+    "cpuLatency": 0.0,
+    "fpgaLatency": 0.0,
+    "size": 0.0,
+    "colorClass": None,
 }
-_EDGE = {
-    "sourceId": Field(_ID),
-    "destId": Field(_ID),
-    "cost": Field(number(), 0.0),
-    "size": Field(number(), None),
-}
-_WORKLOAD = {"nodes": Field(items(anything, "a node")), "edges": Field(items(anything, "an edge"))}
+_EDGE = {"cost": 0.0, "size": None}
 
 
 def recognises(path: Path) -> bool:
@@ -114,19 +117,11 @@ def load(path: str | Path) -> ComputationGraph:
 
 
 def _graph(document: Any, name: str) -> ComputationGraph:
-    values = read_fields(document, _WORKLOAD, GraphError, others=True)
-    nodes = [_record(node, "node", ("id",), _NODE) for node in values["nodes"]]
-    edges = [_record(edge, "edge", ("sourceId", "destId"), _EDGE) for edge in values["edges"]]
+    values = checked(document, WorkloadRecord, GraphError)
+    nodes = [_NODE | node for node in values["nodes"]]
+    edges = [_EDGE | edge for edge in values["edges"]]
     mode = "training" if any(node["isBackwardNode"] for node in nodes) else "inference"
     return ComputationGraph.from_ops(name, _ops(nodes, edges, mode), mode)
-
-
-def _record(record: Any, what: str, label: tuple[str, ...], table: dict[str, Field]) -> dict[str, Any]:
-    try:
-        return read_fields(record, table, GraphError, others=True)
-    except GraphError as problem:
-        names = [quote(record[key]) for key in label if key in record] if isinstance(record, dict) else []
-        raise GraphError(f"{' '.join([what, ' -> '.join(names)]).strip()}: {problem}") from None
 
 
 def _ops(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
@@ -184,5 +179,5 @@ def _edge_bytes(edges: list[dict[str, Any]]) -> list[int]:
     for edge in edges:
         with within(GraphError, f"edge {edge['sourceId']} -> {edge['destId']}"):
             exact = np.round(edge["cost"] * rate) if edge["size"] is None else np.ceil(edge["size"])
-            carried.append(size(float(exact), "size", GraphError))
+            carried.append(checked(float(exact), Size, GraphError, "size"))
     return carried

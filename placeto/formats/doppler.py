@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from placeto.formats.lines import head, plain_name, read_lines
-from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.messages import quote, within
 
 
 def recognises(path: Path) -> bool:

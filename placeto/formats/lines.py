@@ -6,8 +6,8 @@ import gzip
 import zlib
 from pathlib import Path
 
-from placeto.problem.fields import read_bytes
 from placeto.problem.graph import GraphError
+from placeto.problem.json_files import read_bytes
 
 _MARK = "\ufeff".encode()  # the byte order mark, with which some editors begin a file
 

@@ -38,7 +38,8 @@ from placeto.problem.cluster.presets import (
     SOCKETS,
     SOCKETS_LATENCY_US,
 )
-from placeto.problem.fields import listed, quote, read_bytes, within
+from placeto.problem.json_files import read_bytes
+from placeto.problem.messages import listed, quote, within
 
 HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
 _BOARDS = {  # pattern of names that nvidia-smi gives a GPU -> kind of the GPU

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeto.problem.fields import quote
 from placeto.problem.graph import GraphError
+from placeto.problem.messages import quote
 
 if TYPE_CHECKING:
     import onnx

@@ -27,8 +27,8 @@ from placeto.formats.onnx_checks import (
 )
 from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
 from placeto.formats.onnx_shapes import bind, integer_of, shapes_of, with_reshapes, with_shapes
-from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.messages import quote, within
 
 if TYPE_CHECKING:
     import onnx

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.formats.onnx_checks import SMALL, check_shape, one_line
-from placeto.problem.fields import quote
 from placeto.problem.graph import GraphError
+from placeto.problem.messages import quote
 from placeto.terminal import printable
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from placeto.formats.lines import head, plain_name, read_lines
-from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.messages import quote, within
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _US_PER_MS = 1000.0

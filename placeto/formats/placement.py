@@ -5,36 +5,19 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.problem.cluster import DISPATCHES
+from placeto.problem.checks import Flag, Index, Number, Size, Text, read_document, record_of
+from placeto.problem.cluster.cluster import Dispatch
 from placeto.problem.dispatch import OrderError, order_of_lists
-from placeto.problem.fields import (
-    check_json_name,
-    choice,
-    flag,
-    integer,
-    items,
-    listed,
-    mapping,
-    number,
-    optional,
-    quote,
-    read_document,
-    read_json,
-    size,
-    table_of,
-    text,
-    within,
-    write_json,
-)
+from placeto.problem.json_files import check_json_name, read_json, write_json
+from placeto.problem.messages import listed, quote, within
 from placeto.problem.step.plan import Plan
-from placeto.problem.step.plan_files import check_plan, plan_document, plan_of
+from placeto.problem.step.plan_files import PlanRecord, plan_document, plan_of
 from placeto.simulator.schedule import PlacementError
 
 if TYPE_CHECKING:
@@ -52,23 +35,23 @@ PLANS = "placeto.plan/2", "placeto.plan/1"  # files with a placement in one of t
 class PlacementFile:
     """The content of a placement file. A field that is None isn't in the file."""
 
-    placement: Annotated[Mapping[str, str], mapping(text)]  # op name -> device name
-    graph_hash: Annotated[str | None, optional(text)] = None
-    cluster: Annotated[str | None, optional(text)] = None  # name of the cluster
-    costs: Annotated[str | None, optional(text)] = None  # name of the cost model, which has a hash of its data
-    dispatch: Annotated[str | None, optional(choice(*DISPATCHES))] = None
+    placement: dict[Text, Text]  # op name -> device name
+    graph_hash: Text | None = None
+    cluster: Text | None = None  # name of the cluster
+    costs: Text | None = None  # name of the cost model, which has a hash of its data
+    dispatch: Dispatch | None = None
     """The dispatch with which `makespan_us` was simulated: see `placeto.problem.dispatch`."""
-    makespan_us: Annotated[float | None, optional(number())] = None
-    fits: Annotated[bool | None, optional(flag)] = None
-    peak_memory: Annotated[Mapping[str, int], mapping(size)] = field(default_factory=dict)  # device name -> bytes
-    whole_modules: Annotated[Sequence[str] | None, optional(items(text, "a module"))] = None
+    makespan_us: Number | None = None
+    fits: Flag | None = None
+    peak_memory: dict[Text, Size] = field(default_factory=dict)  # device name -> bytes
+    whole_modules: list[Text] | None = None
     """Paths of the modules that were kept whole in addition to the blocks; None = any module could be divided."""
-    placer: Annotated[str | None, optional(text)] = None
-    simulations: Annotated[int | None, optional(integer())] = None
-    seconds: Annotated[float | None, optional(number())] = None
-    order: Annotated[Mapping[str, list[str]] | None, optional(mapping(items(text, "an op")))] = None
+    placer: Text | None = None
+    simulations: Index | None = None
+    seconds: Number | None = None
+    order: dict[Text, list[Text]] | None = None
     """Device name -> names of its ops, in the order in which they start."""
-    plan: Annotated[Mapping[str, Any] | None, optional(check_plan)] = None
+    plan: PlanRecord | None = None
     """The plan whose placement it is: see `placeto.problem.step.plan_files`; None for a free placement."""
 
     def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
@@ -199,8 +182,8 @@ def placement_of(document: Any) -> PlacementFile:
     Raises:
         PlacementError: the document isn't a placement file; the message names the field.
     """
-    table = table_of(PlacementFile)
-    return PlacementFile(**read_document(document, FORMAT, "a placement file", table, PlacementError))
+    record = record_of(PlacementFile)
+    return PlacementFile(**read_document(document, FORMAT, "a placement file", record, PlacementError))
 
 
 def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:

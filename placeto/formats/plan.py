@@ -10,50 +10,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from placeto.formats.placement import PLANS, PlacementError, PlacementFile, document_of, placement_in, placement_of
-from placeto.problem.fields import (
-    check_json_name,
-    flag,
-    integer,
-    mapping,
-    number,
-    quote,
-    read_document,
-    read_json,
-    size,
-    table_of,
-    text,
-    within,
-    write_json,
-)
+from placeto.problem.checks import Count, Flag, Number, Size, Text, read_document, record_of
+from placeto.problem.json_files import check_json_name, read_json, write_json
+from placeto.problem.messages import quote, within
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
-
-
-def _placement(value: Any, key: str, error: type[ValueError]) -> PlacementFile:
-    with within(error, key):
-        return placement_of(value)
 
 
 @dataclass(frozen=True)
 class PlanFile:
     """The content of a plan file."""
 
-    kind: Annotated[str, text]  # such as "pipeline"
-    shape: Annotated[str, text]  # such as "2 stages x 4"
-    micro_batches: Annotated[int, integer(1)]
-    order: Annotated[str, text]  # in which a device runs its ops: a dispatch, "own list" or "program"
-    run_by: Annotated[str, text]  # the tool whose step is simulated
-    batch: Annotated[int, integer(1)]  # number of samples in a step
-    step_us: Annotated[float, number()]  # simulated, as that tool runs it
-    memory: Annotated[Mapping[str, int], mapping(size)]  # bytes by category, of the fullest device
-    room: Annotated[int, size]  # bytes of memory that this device has
-    fits: Annotated[bool, flag]
-    cluster_hash: Annotated[str, text]
-    placement: Annotated[PlacementFile, _placement]  # with the plan, if the way is one
+    kind: Text  # such as "pipeline"
+    shape: Text  # such as "2 stages x 4"
+    micro_batches: Count
+    order: Text  # in which a device runs its ops: a dispatch, "own list" or "program"
+    run_by: Text  # the tool whose step is simulated
+    batch: Count  # number of samples in a step
+    step_us: Number  # simulated, as that tool runs it
+    memory: Mapping[Text, Size]  # bytes by category, of the fullest device
+    room: Size  # bytes of memory that this device has
+    fits: Flag
+    cluster_hash: Text
+    placement: PlacementFile  # with the plan, if the way is one
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.
@@ -80,8 +63,9 @@ def load_plan(path: str | Path) -> PlanFile | None:
         return None
     with within(PlacementError, path):
         fields = {key: value for key, value in document.items() if key != "plan" or form != PLANS[0]}
-        fields["placement"] = placement_in(document)
-        return PlanFile(**read_document(fields, str(form), "a plan", table_of(PlanFile), PlacementError))
+        with within(PlacementError, "placement"):
+            fields["placement"] = placement_of(placement_in(document))
+        return PlanFile(**read_document(fields, str(form), "a plan", record_of(PlanFile), PlacementError))
 
 
 def save_plan(plan: PlanFile, path: str | Path) -> None:

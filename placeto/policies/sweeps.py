@@ -23,7 +23,7 @@ from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.policies.coarsening import Coarsening
 from placeto.policies.compiled import CompiledPolicy
 from placeto.problem.grouping import join_groups
-from placeto.ranges import Count, Range, Share
+from placeto.ranges import Count, Share, within
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
 
@@ -40,7 +40,7 @@ class GuidedConfig:
 
     scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
     """How far groups are joined: 0.5 leaves half as many. Without joined groups, makespans are 0.4 to 0.7 % longer."""
-    worth_rounding: Annotated[float, Range(0.0, 1e9)] = 1.06
+    worth_rounding: Annotated[float, within(0.0, 1e9)] = 1.06
     """A further sweep moves joined groups whose groups may be on several devices. Before it, each joined group is put
     on one device, which may make the makespan longer. The sweep is only made if the makespan is then at most this
     number times as long as before. The sweep makes the makespan up to 10 % shorter on GNMT, and changes nothing on

@@ -24,11 +24,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from placeto.problem.cluster import STATIC_ORDERS
-from placeto.problem.fields import quote
 from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.messages import quote
 
 
 class OrderError(ValueError):

@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from placeto.problem.checks import INT64_MAX
 from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_measured
 from placeto.problem.dispatch import order_alone, priorities
-from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph.graph_memory import live_bytes
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER, NOT_HELD, OPTIMIZERS
+from placeto.problem.messages import quote
 
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}

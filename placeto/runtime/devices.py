@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from placeto.cores import cores, pin
-from placeto.problem.fields import listed, quote
+from placeto.problem.messages import listed, quote
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 

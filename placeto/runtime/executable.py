@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten
 from placeto.capture.arguments import Inputs, input_leaves, plain
 from placeto.capture.objects import opened
 from placeto.capture.trace import Capture
-from placeto.problem.fields import quote
+from placeto.problem.messages import quote
 from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.gradients import add_gradients, has_hooks
 from placeto.runtime.meter import Meter

@@ -36,7 +36,7 @@ from placeto.capture.costs import CONSTANT_LIKE
 from placeto.capture.dependencies import needed_by
 from placeto.capture.state_flow import written_back
 from placeto.capture.trace import Capture
-from placeto.problem.fields import quote
+from placeto.problem.messages import quote
 from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.generators import drawn_for_several, generators

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from placeto.capture.arguments import Inputs, call_module, input_leaves, own_loss
 from placeto.capture.precision import autocast
 from placeto.capture.trace import Capture, trace_inference, trace_training
-from placeto.problem.fields import quote
+from placeto.problem.messages import quote
 from placeto.runtime.unrolled import unrolled
 
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}

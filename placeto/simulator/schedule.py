@@ -25,9 +25,9 @@ from numba import prange
 
 from placeto.compiling import compiled
 from placeto.problem.dispatch import places
-from placeto.problem.fields import quote
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import copied_tensors
+from placeto.problem.messages import quote
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.problem.step.plan import Plan
 from placeto.simulator import kernel, memory

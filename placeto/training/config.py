@@ -15,7 +15,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.ranges import Count, Limit, Range, Share, Temperature, Weight
+from placeto.ranges import Count, Limit, Share, Temperature, Weight, within
 from placeto.training.settings import ConfigError, check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
@@ -53,7 +53,7 @@ class LearningConfig:
     """Moves of an episode of the supervised stage."""
     labels: Count = 96
     """How many moves of each visited state are simulated for their exact effects."""
-    replay: Annotated[int, Range(0, 1e9)] = 2000
+    replay: Annotated[int, within(0, 1e9)] = 2000
     """How many labelled states are remembered. Each gradient step fits as many states as an iteration has episodes;
     they are drawn at random. 0 = no states are remembered, and only the states of the iteration are fitted."""
     fits: Count = 2
@@ -78,13 +78,13 @@ class LearningConfig:
     present makespan. at-the-end: the last move is worth all of the drop. Or another of `placeto list rewards`."""
     discount: Share = 0.98
     """Discount of rewards, per move."""
-    clip: Annotated[float, Range(0.0, 1e3)] = 0.2
+    clip: Annotated[float, within(0.0, 1e3)] = 0.2
     """Clipping range of PPO's ratio."""
     epochs: Count = 2
     """Passes of PPO over an iteration's moves."""
     minibatch: Count = 8
     """Moves of all episodes that go into one gradient step of PPO."""
-    entropy: Annotated[float, Range(0.0, 1e3)] = 1e-3
+    entropy: Annotated[float, within(0.0, 1e3)] = 1e-3
     """Weight of the entropy bonus."""
 
     @property
@@ -113,7 +113,7 @@ class TraversalLearningConfig:
     """Discount of rewards, per move."""
     baseline_rounds: Count = 10
     """Rounds of the same graph over which the returns at a step are averaged: the reward baseline."""
-    entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
+    entropy: Annotated[float, within(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus, falling linearly to zero."""
     max_grad_norm: Weight = 1.25
     """Gradients with a larger norm are scaled down to this norm."""
@@ -141,7 +141,7 @@ class OneShotLearningConfig:
     reward: str = "sqrt"
     """What a placement is worth: minus the square root (sqrt) or the logarithm (log) of its makespan, or minus its
     makespan (linear), relative to the best single device. Or another of `placeto list placement-rewards`."""
-    failed: Annotated[float, Range(-1e9, 0.0)] | None = None
+    failed: Annotated[float, within(-1e9, 0.0)] | None = None
     """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
     the reward of its penalised makespan."""
     failures: Limit | None = None
@@ -150,26 +150,26 @@ class OneShotLearningConfig:
     """Reward baseline. moving: a moving average over the earlier rounds of the graph. trials: the mean over all its
     earlier rounds. samples: the mean over the samples of this round. quantile: their upper quantile; samples below it
     are left out."""
-    quantile: Annotated[float, Range(0.0, 0.999)] = 0.75
+    quantile: Annotated[float, within(0.0, 0.999)] = 0.75
     """Which quantile is the baseline: with 0.75, the policy learns from the best quarter of the samples."""
-    decay: Annotated[float, Range(0.0, 0.999)] = 0.8
+    decay: Annotated[float, within(0.0, 0.999)] = 0.8
     """Decay of the moving baseline, per round of the graph."""
     normalise: bool = True
     """Whether advantages are divided by their standard deviation."""
-    clip: Annotated[float, Range(0.0, 1e3)] = 0.2
+    clip: Annotated[float, within(0.0, 1e3)] = 0.2
     """Clipping range of PPO's ratio."""
     epochs: Count = 2
     """Passes of PPO over an iteration's placements."""
     minibatch: Count = 2
     """Graphs that go into one gradient step of PPO."""
-    entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
+    entropy: Annotated[float, within(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus."""
     max_grad_norm: Weight = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
     average: Share = 0.0
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
-    soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
+    soften: Annotated[float, within(1e-3, 1e3)] = 1.0
     """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature before they are bounded,
     so that it also tries other choices."""
 
@@ -180,18 +180,18 @@ class RunConfig:
 
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
-    minutes: Annotated[float, Range(1e-6, 1e9)] | None = None
+    minutes: Annotated[float, within(1e-6, 1e9)] | None = None
     """Stop after this number of minutes, counted from the first iteration. The preparation of the graphs is not
     counted. If neither `minutes` nor `iterations` nor `simulations` is given, training stops after 10 minutes."""
-    iterations: Annotated[int, Range(1, 1e18)] | None = None
+    iterations: Annotated[int, within(1, 1e18)] | None = None
     """Stop after this number of iterations."""
-    simulations: Annotated[int, Range(1, 1e18)] | None = None
+    simulations: Annotated[int, within(1, 1e18)] | None = None
     """Stop after the iteration in which the number of simulated placements reaches this number."""
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    seed: Annotated[int, within(0, 2**63 - 1)] = 0
     """Seed of all randomness."""
     placer: str = "placeto"
     """The learned placer to train."""
-    threads: Annotated[int, Range(1, 1024)] = 1
+    threads: Annotated[int, within(1, 1024)] = 1
     """CPU threads of the network, and with several ranks also of the simulations of each rank. A single process
     simulates on all cores. Floating-point sums may depend on the number of threads."""
     costs: str = "efficiency"

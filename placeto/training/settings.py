@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 
-from placeto.ranges import Range
-
-_LARGEST = 2**63  # the size of whole numbers must be below
+from placeto.problem.checks import checked, record_of
 
 
 class ConfigError(ValueError):
@@ -26,69 +22,14 @@ def check_settings(settings: Any, prefix: str = "") -> None:
         prefix: what is put before the names of the fields in messages.
 
     Raises:
-        ConfigError: there is such a value; the message is about the first one.
+        ConfigError: there is such a value; the message names the fields.
     """
-    for name, hint, value in _fields(settings, prefix):
-        if not _fits(value, hint):
-            raise ConfigError(f"{name} must be {_described(hint)}, not {value!r:.60}")
-        for item in value if isinstance(value, tuple) else (value,):
-            if not isinstance(item, bool) and isinstance(item, int | float):
-                _check_number(name, item, range_of(hint))
-
-
-def range_of(hint: Any) -> Range:
-    """Return the range that a type, its items or one of its alternatives is annotated with; else all numbers."""
-    found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
-    found += [range_of(part) for part in get_args(hint) if get_origin(part) is Annotated]
-    return found[0] if found else Range(-math.inf, math.inf)
-
-
-def _check_number(name: str, value: float, limits: Range) -> None:
-    """Refuse a number that is not finite, or out of its range."""
-    if not (math.isfinite(value) if isinstance(value, float) else abs(value) < _LARGEST):
-        raise ConfigError(f"{name} must be {'finite' if isinstance(value, float) else 'below 2^63'}, "
-                          f"not {value!s:.60}")  # fmt: skip
-    if not limits.low <= value <= limits.high:
-        bound = f"at least {limits.low:g}" if value < limits.low else f"at most {limits.high:g}"
-        raise ConfigError(f"{name} must be {bound}, not {value}")
-
-
-def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type and value of each setting, and of those of inner dataclasses."""
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        yield prefix + name, hint, value
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    record = record_of(type(settings))  # type: ignore[arg-type]
+    checked(values, record, ConfigError, prefix.removesuffix("."), strict=True)
+    for name, value in values.items():
         if is_dataclass(value):
-            yield from _fields(value, f"{prefix}{name}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type, or of one of its alternatives. Whole numbers are also floats."""
-    hint = _plain(hint)
-    if hint is Any:
-        return True
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    kinds = tuple(map(_plain, get_args(hint))) or (hint,)
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-
-
-def _plain(hint: Any) -> Any:
-    """Return a type without its range."""
-    return hint.__origin__ if get_origin(hint) is Annotated else hint
-
-
-def _described(hint: Any) -> str:
-    """Name a type, or its alternatives, for a message."""
-    hint = _plain(hint)
-    if get_origin(hint) is tuple:
-        return f"a tuple of {_described(get_args(hint)[0])}s"
-    kinds = tuple(map(_plain, get_args(hint))) or (hint,)
-    return " or ".join("None" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
+            check_settings(value, f"{prefix}{name}.")
 
 
 def check_device(device: str) -> None:

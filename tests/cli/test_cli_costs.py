@@ -66,7 +66,7 @@ def test_costs_that_cannot_be(command: str, graph: Path, tmp_path: Path, capsys:
     arguments = (command, graph, "--cluster", "2xv100", *more.get(command, ()), "--costs")
     assert "unknown costs 'fast': known are efficiency, roofline" in fails(capsys, *arguments, "fast")
     (tmp_path / "bad.json").write_text(json.dumps({**TABLE, "constant": -0.5}))
-    expected = "bad.json: constant must be a finite number > 0, not -0.5"
+    expected = "bad.json: constant must be > 0, not -0.5"
     assert expected in fails(capsys, *arguments, tmp_path / "bad.json")
 
 
@@ -101,4 +101,4 @@ def test_an_unknown_dtype_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "bad.json"
     path.write_text('{"format": "placeto.graph/1", "ops": [{"name": "a", "dtype": "half"}]}')
     message = fails(capsys, "place", path, "--cluster", "2xv100")
-    assert "bad.json: op 'a': dtype must be one of float64, float32, tf32" in message
+    assert "bad.json: ops['a'].dtype must be 'float64', 'float32', 'tf32'" in message

@@ -225,15 +225,15 @@ ROW |= {"lower_bound_us": 1.0, "simulations": 3, "seconds": 0.1, "key": "k", "hi
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": ["k"]}, r"row 1: key must be a string, not \['k'\]"),
-        ({"graph": ["g"]}, r"row 1: graph must be a string, not \['g'\]"),
-        ({"seed": "0"}, "row 1: seed must be an integer from 0"),
-        ({"makespan_us": None}, "row 1: makespan_us must be a finite number >= 0, not None"),
-        ({"relative": float("nan")}, "row 1: relative must be a number >= 0, not nan"),
-        ({"fits": "yes"}, "row 1: fits must be true or false, not 'yes'"),
-        ({"simulations": []}, r"row 1: simulations must be a finite number >= 0, not \[\]"),
-        ({"history": [[1, 2]]}, "row 1: a point of history must be .simulations, seconds, makespan_us"),
-        ({"history": 5}, "row 1: history must be a list, not 5"),
+        ({"key": ["k"]}, r"rows\[1\]\.key must be a string, not \['k'\]"),
+        ({"graph": ["g"]}, r"rows\[1\]\.graph must be a string, not \['g'\]"),
+        ({"seed": "0"}, r"rows\[1\]\.seed must be an integer, not '0'"),
+        ({"makespan_us": None}, r"rows\[1\]\.makespan_us must be a number, not None"),
+        ({"relative": float("nan")}, r"rows\[1\]\.relative must be >= 0, not nan"),
+        ({"fits": "yes"}, r"rows\[1\]\.fits must be a boolean, not 'yes'"),
+        ({"simulations": []}, r"rows\[1\]\.simulations must be a number, not \[\]"),
+        ({"history": [[1, 2]]}, r"rows\[1\]\.history\[0\]\[2\] is missing"),
+        ({"history": 5}, r"rows\[1\]\.history must be a list, not 5"),
     ],
 )
 def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -250,7 +250,7 @@ def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, object], message
 @pytest.mark.parametrize("row", [7, "row", None, []])
 def test_rows_are_objects(tmp_path: Path, row: object) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"format": "placeto.evaluation/1", "rows": [row]}))
-    with pytest.raises(EvaluationError, match=r"mine\.json: row 0: must be an object with graph, cluster"):
+    with pytest.raises(EvaluationError, match=r"mine\.json: rows\[0\] must be an object"):
         load_rows(tmp_path / "mine.json")
 
 

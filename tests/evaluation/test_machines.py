@@ -6,7 +6,7 @@ import pytest
 from placeto.evaluation.figures import machine_figure
 from placeto.evaluation.machines import Machine, machine_table, place_on, save_machines
 from placeto.heuristics import HEURISTICS
-from placeto.problem.fields import read_json
+from placeto.problem.json_files import read_json
 from placeto.problem.problem import PlacementProblem
 from tests.toys import fork_of_chains, toy_cluster
 

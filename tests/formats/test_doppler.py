@@ -77,10 +77,26 @@ def test_names_sort_by_number(tmp_path: Path) -> None:
         (4, "100", "line 5: must be computing and communicating time with a comma between, not '100'"),
         (4, "100;40", "line 5: must be computing and communicating time"),
         (4, "fast,40", "line 5: must be computing and communicating time"),
-        (4, "-1,40", r"op 'node0': time_us\['\*'\] must be a finite number >= 0, not -1"),
-        (4, "nan,40", r"op 'node0': time_us\['\*'\] must be a finite number"),
-        (4, "1,2.5", "op 'node0': an output must be a whole number of bytes"),
-        (4, "1,1e300", "op 'node0': an output must be a whole number of bytes"),
+        (
+            4,
+            "-1,40",
+            r"ops\['node0'\]\.time_us\['\*'\] must be >= 0",
+        ),
+        (
+            4,
+            "nan,40",
+            r"ops\['node0'\]\.time_us\['\*'\] must be a finite number",
+        ),
+        (
+            4,
+            "1,2.5",
+            r"ops\['node0'\]\.outputs\[0\] must be an integer",
+        ),
+        (
+            4,
+            "1,1e300",
+            r"ops\['node0'\]\.outputs\[0\] must be <= 9223372036854775807",
+        ),
         (2, "9" * 5000, "line 3: must be whole numbers"),
     ],
 )

@@ -77,8 +77,14 @@ def test_communication_by_edge(tmp_path: Path, lines: list[str]) -> None:
         (["2", "1 5 0", "2 5 2", "1 3"], "line 3: task 2 must name the 2 tasks that it needs"),
         (["2", "1 5 0", "2 5 1 7"], "line 3: task 2 needs task 7, which is not there"),
         (["2", "1 5 0", "2 fast 0"], "line 3: must be a time, not 'fast'"),
-        (["2", "1 5 0", "2 nan 0"], r"op 'task2': time_us\['\*'\] must be a finite number >= 0, not nan"),
-        (["2", "1 5 0", "2 5 1 1 -3"], "op 'task1': an output must be a whole number of bytes"),
+        (
+            ["2", "1 5 0", "2 nan 0"],
+            r"ops\['task2'\]\.time_us\['\*'\] must be a finite number",
+        ),
+        (
+            ["2", "1 5 0", "2 5 1 1 -3"],
+            r"ops\['task1'\]\.outputs\[0\] must be >= 0",
+        ),
         (["2", "1 5 1 2", "2 5 1 1"], "cycle"),
         (["0"], "the graph is empty"),
     ],

@@ -125,7 +125,7 @@ def test_the_command_writes_the_folder_and_says_how_to_run_it(capsys: pytest.Cap
     document = json.loads(Path("placement.json").read_text())
     assert document["plan"] == placement.plan
     Path("placement.json").write_text(json.dumps(document | {"format": "placeto.plan/1"} | {"plan": None}))
-    assert "unknown field 'plan'" in fails(capsys, *export)
+    assert "plan is unknown" in fails(capsys, *export)
     del document["plan"]
     Path("placement.json").write_text(json.dumps(document | {"format": "placeto.plan/1"}))  # as it was written before
     assert "the placement has no plan" in fails(capsys, *export)

@@ -115,7 +115,7 @@ def test_what_contradicts_is_refused_in_one_line() -> None:
     with pytest.raises(OrderError, match="an order of 'fork' must have each of its 4 ops once"):
         simulate(problem, placement, order=np.array([0, 1, 2, 2]))
     with pytest.raises(
-        ClusterError, match="shared link 'card': no transfer crosses it: it needs senders and receivers"
+        ClusterError, match=r"shared_links\['card'\]: no transfer crosses it: it needs senders and receivers"
     ):
         plain_cluster(2, shared=(SharedLink("card", 1.0, ("d0",), ("d0",)),))
     with pytest.raises(ClusterError, match="shared_links need unicast transfers that wait, not unicast over free"):

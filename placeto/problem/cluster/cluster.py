@@ -12,23 +12,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from placeto.problem import dtypes
+from placeto.problem.checks import INT64_MAX, Name, Number, OneOf, Positive, Record, Text, check_fields, whole
 from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Topology
-from placeto.problem.fields import (
-    Field,
-    choice,
-    number,
-    optional,
-    quote,
-    read_fields,
-    size,
-    text,
-    within,
-)
+from placeto.problem.messages import quote
 from placeto.problem.units import format_bytes
 
 FORMAT = "placeto.cluster/1"
@@ -37,48 +29,35 @@ LINKS = ("egress", "pair", "free")
 STATIC_ORDERS = ("priority", "earlier-0.02", "earlier-0.05", "earlier-0.2", "1f1b")
 """Dispatches that follow a static order of all ops: see `placeto.problem.dispatch`."""
 DISPATCHES = ("fifo", "list", *STATIC_ORDERS)
+Dispatch = Annotated[str, OneOf(DISPATCHES)]
 BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 
 
-def _name(value: Any, key: str, error: type[ValueError]) -> str:
-    if text(value, key, error) == "":
-        raise error(f"{key} must not be empty")
-    return value
+def _peaks(flops: float | Mapping[str, float]) -> float | Mapping[str, float]:
+    """Refuse peaks without one of float32; put them into the order of `DTYPES`."""
+    if not isinstance(flops, Mapping):
+        return flops
+    if dtypes.DEFAULT not in flops:
+        raise ValueError(f"must give the peak of {dtypes.DEFAULT}, which stands in for others")
+    return {name: flops[name] for name in dtypes.DTYPES if name in flops}
 
 
-def _memory(value: Any, key: str, error: type[ValueError]) -> int:
-    if size(value, key, error) == 0:
-        raise error(f"{key} must be above 0")
-    return int(value)
+Peaks = Annotated[Positive | Mapping[Annotated[str, OneOf(dtypes.DTYPES)], Positive], AfterValidator(_peaks)]
+Memory = Annotated[int, Field(strict=True, ge=1, le=INT64_MAX), BeforeValidator(whole)]
 
 
-def _flops(value: Any, key: str, error: type[ValueError]) -> float | dict[str, float]:
-    """Check peaks: one number for all dtypes, or an object with a peak for each dtype, at least for float32."""
-    rate = number(above=0.0)
-    if not isinstance(value, Mapping):
-        return float(rate(value, key, error))
-    for name in value:
-        choice(*dtypes.DTYPES)(name, f"a dtype of {key}", error)
-    if dtypes.DEFAULT not in value:
-        raise error(f"{key} must give the peak of {dtypes.DEFAULT}, which stands in for others, not {quote(value)}")
-    return {name: float(rate(value[name], f"{key}[{name}]", error)) for name in dtypes.DTYPES if name in value}
+class LinkFields(Record, total=False):
+    """How a cluster sends tensors, and which op a device runs next."""
+
+    transfers: Annotated[str, OneOf(TRANSFERS)]
+    link: Annotated[str, OneOf(LINKS)]
+    link_gap_us: Number
+    dispatch: Dispatch
 
 
-DEVICE_FIELDS = {
-    "name": Field(_name),
-    "kind": Field(text, "gpu"),
-    "flops": Field(_flops),
-    "memory_bandwidth": Field(number(above=0.0)),
-    "memory": Field(_memory),
-    "overhead_us": Field(number(), 0.0),
-}
-LINK_FIELDS = {
-    "transfers": Field(choice(*TRANSFERS), "unicast"),
-    "link": Field(choice(*LINKS), "egress"),
-    "link_gap_us": Field(number(), 0.0),
-    "dispatch": Field(choice(*DISPATCHES), "priority"),
-}
-PRICE = optional(number())
+class _Fields(LinkFields, total=False):
+    name: Text
+    price_per_hour: Number | None
 
 
 @dataclass(frozen=True)
@@ -90,22 +69,15 @@ class Device:
             bytes, or `flops` has no peak of float32; the message names device and field.
     """
 
-    name: str
-    kind: str  # devices of one kind share measured op times
-    flops: float | Mapping[str, float]  # peak FLOP/s: one number for all dtypes, or dtype -> peak
-    memory_bandwidth: float  # bytes/s
-    memory: int  # bytes
-    overhead_us: float = 0.0  # the device stays busy for this long after each op of non-zero cost
+    name: Name
+    kind: Text  # devices of one kind share measured op times
+    flops: Peaks  # peak FLOP/s: one number for all dtypes, or dtype -> peak
+    memory_bandwidth: Positive  # bytes/s
+    memory: Memory  # bytes
+    overhead_us: Number = 0.0  # the device stays busy for this long after each op of non-zero cost
 
     def __post_init__(self) -> None:
-        with within(ClusterError, "device", self.name):
-            values = read_fields(vars(self), DEVICE_FIELDS, ClusterError)
-        object.__setattr__(self, "memory", int(self.memory))
-        if isinstance(self.flops, Mapping):
-            object.__setattr__(self, "flops", values["flops"])
-        for key in ("flops", "memory_bandwidth", "overhead_us"):
-            if isinstance(getattr(self, key), np.generic):  # json can't write numbers of numpy, for the hash and files
-                object.__setattr__(self, key, getattr(self, key).item())
+        check_fields(self, ClusterError, f"devices[{quote(self.name)}]")
 
     def __hash__(self) -> int:
         return hash((self.name, self.kind, self.memory, self.memory_bandwidth))
@@ -129,10 +101,10 @@ class SharedLink:
     link if it goes from a device of `senders` to another device, which is one of `receivers`.
     """
 
-    name: str
-    bandwidth: float  # bytes/us
-    senders: tuple[str, ...]  # names of devices
-    receivers: tuple[str, ...]  # names of devices
+    name: Text
+    bandwidth: Positive  # bytes/us
+    senders: tuple[Text, ...]  # names of devices
+    receivers: tuple[Text, ...]  # names of devices
 
 
 def crossings(cluster: Cluster) -> list[np.ndarray]:
@@ -178,18 +150,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
-        PRICE(self.price_per_hour, "price_per_hour", ClusterError)
         if not all(isinstance(device, Device) for device in self.devices):
             raise ClusterError(f"devices must all be of the class Device, not {quote(self.devices)}")
-        text(self.name, "name", ClusterError)
+        check_fields(self, ClusterError, kind=_Fields)
         names = self.device_names
         if not 1 <= len(names) <= MOST_DEVICES:
             raise ClusterError(f"devices: a cluster needs from one device to {MOST_DEVICES}, not {len(names)}")
         if len(set(names)) < len(names):
             raise ClusterError(f"devices: duplicate name {quote(next(n for n in names if names.count(n) > 1))}")
-        links = read_fields({key: getattr(self, key) for key in LINK_FIELDS}, LINK_FIELDS, ClusterError)
-        if isinstance(self.link_gap_us, np.generic):
-            object.__setattr__(self, "link_gap_us", links["link_gap_us"])
         self._check_shared_links()
         self._check_hosts()
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
@@ -227,14 +195,14 @@ class Cluster:
     def _check_shared_links(self) -> None:
         object.__setattr__(self, "shared_links", tuple(self.shared_links))
         for link in self.shared_links:
-            with within(ClusterError, "shared link", link.name):
-                number(above=0.0)(link.bandwidth, "bandwidth", ClusterError)
-                for side in (link.senders, link.receivers):
-                    for name in side:
-                        if name not in self.device_names:
-                            raise ClusterError(f"there is no device {quote(name)}, but {', '.join(self.device_names)}")
-                if not any(sender != receiver for sender in link.senders for receiver in link.receivers):
-                    raise ClusterError("no transfer crosses it: it needs senders and receivers")
+            what = f"shared_links[{quote(link.name)}]"
+            check_fields(link, ClusterError, what)
+            for name in (*link.senders, *link.receivers):
+                if name not in self.device_names:
+                    known = f"there is no device {quote(name)}, but {', '.join(self.device_names)}"
+                    raise ClusterError(f"{what}: {known}")
+            if not any(sender != receiver for sender in link.senders for receiver in link.receivers):
+                raise ClusterError(f"{what}: no transfer crosses it: it needs senders and receivers")
         if self.shared_links and (self.link == "free" or (self.transfers, self.link) == ("broadcast", "egress")):
             raise ClusterError(f"shared_links need unicast transfers that wait, not {self.transfers} over {self.link}")
 

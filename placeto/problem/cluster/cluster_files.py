@@ -6,69 +6,47 @@ Legend: D devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required
 
 import numpy as np
+from pydantic import Field
 
+from placeto.problem.checks import Index, Number, Positive, Text, read_document, record_of, record_type
 from placeto.problem.cluster.by_kinds import KINDS, of_kinds
-from placeto.problem.cluster.cluster import (
-    BYTES_PER_US,
-    DEVICE_FIELDS,
-    FORMAT,
-    LINK_FIELDS,
-    PRICE,
-    Cluster,
-    Device,
-    SharedLink,
-)
+from placeto.problem.cluster.cluster import BYTES_PER_US, FORMAT, Cluster, Device, LinkFields, SharedLink
 from placeto.problem.cluster.presets import CLUSTERS
-from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, topology_from_document
-from placeto.problem.fields import (
-    Field,
-    anything,
-    check_json_name,
-    integer,
-    items,
-    number,
-    quote,
-    read_document,
-    read_fields,
-    read_json,
-    text,
-    within,
-    write_json,
+from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Topology
+from placeto.problem.json_files import check_json_name, read_json, write_json
+from placeto.problem.messages import quote, within
+
+_Devices = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)]
+DeviceRecord = record_of(Device, kind=Text, count=_Devices)
+SharedLinkRecord = record_type(
+    "SharedLinkRecord",
+    {"name": Text, "bandwidth": Positive, "from": list[Text], "to": list[Text]},
+    {"latency_us": Number},
 )
+TopologyRecord = record_of(Topology)
 
 
-def _records(value: Any, key: str, error: type[ValueError]) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise error(f"{key} must be a list of objects, at least one, not {quote(value)}")
-    return value
+class ClusterRecord(LinkFields, total=False):
+    """The content of a cluster file."""
+
+    name: Text
+    devices: Required[Annotated[list[DeviceRecord], Field(min_length=1)]]  # type: ignore[valid-type]
+    topology: TopologyRecord  # type: ignore[valid-type]
+    bandwidth: Any
+    latency_us: Any
+    shared_links: list[SharedLinkRecord]  # type: ignore[valid-type]
+    price_per_hour: Number
+    hosts: list[Index]
 
 
-_RECORD = DEVICE_FIELDS | {"count": Field(integer(1, MOST_DEVICES), None)}
-_SHARED_LINK = {
-    "name": Field(text),
-    "bandwidth": Field(number(above=0.0)),
-    "latency_us": Field(number(), 0.0),
-    "from": Field(items(text, "device names")),
-    "to": Field(items(text, "device names")),
-}
-_CLUSTER = LINK_FIELDS | {
-    "name": Field(text, None),
-    "devices": Field(_records),
-    "topology": Field(anything, None),
-    "bandwidth": Field(anything, None),
-    "latency_us": Field(anything, 0.0),
-    "shared_links": Field(anything, ()),
-    "price_per_hour": Field(PRICE, None),
-    "hosts": Field(items(integer(0, MOST_DEVICES), "a host"), ()),
-}
 _LEAST = 1e6
 _UNITS = {  # number of a file -> its unit, and an example
     "flops": ("FLOP/s", "15.7e12"),
@@ -167,21 +145,21 @@ def _bytes_per_second(bytes_per_us: float) -> float:
 
 
 def _from_document(document: Any, default_name: str) -> Cluster:
-    values = read_document(document, FORMAT, "a cluster file", _CLUSTER, ClusterError)
-    devices = _devices(values["devices"])
-    name = default_name if values["name"] is None else values["name"]
-    links = {key: values[key] for key in LINK_FIELDS}
-    if "topology" in document:
+    values = read_document(document, FORMAT, "a cluster file", ClusterRecord, ClusterError)
+    devices = _devices(values["devices"], document["devices"])
+    name = values.get("name", default_name)
+    links = {key: values[key] for key in LinkFields.__annotations__ if key in values}
+    if "topology" in values:
         for key in (*_MATRICES, "shared_links", "hosts"):
-            if key in document:
+            if key in values:
                 raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
-        cluster = Cluster.from_topology(name, devices, topology_from_document(document["topology"]), **links)
+        cluster = Cluster.from_topology(name, devices, Topology(**values["topology"]), **links)
     else:
-        bandwidth, latency_us = _links(document, len(devices))
-        shared = _shared_links(values["shared_links"], devices, latency_us)
-        matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values["hosts"])
+        bandwidth, latency_us = _links(values, len(devices))
+        shared = _shared_links(values.get("shared_links", ()), devices, latency_us)
+        matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values.get("hosts", ()))
         cluster = Cluster(name, devices, *matrices, **links, shared_links=shared, hosts=hosts)
-    cluster = replace(cluster, price_per_hour=values["price_per_hour"])
+    cluster = replace(cluster, price_per_hour=values.get("price_per_hour"))
     for device in devices:
         with within(ClusterError, "device", device.name):
             for key in ("memory_bandwidth", "memory"):
@@ -201,40 +179,39 @@ def _refuse_implausible(key: str, value: float) -> None:
         )
 
 
-def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
+def _devices(records: list[Any], document: list[Any]) -> tuple[Device, ...]:
     """Make the devices of all records: one of each, or `count` alike ones, named "name:0", "name:1"..."""
     devices: list[Device] = []
-    for position, record in enumerate(records):
-        with within(ClusterError, "device", record.get("name", position)):
-            values = read_fields(record, _RECORD, ClusterError)
-            count = values.pop("count")
-            if len(devices) + (count or 1) > MOST_DEVICES:
-                raise ClusterError(f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has")
-        device = Device(**{key: record.get(key, value) for key, value in values.items()})
+    for record, given in zip(records, document, strict=True):
+        count = record.get("count")
+        if len(devices) + (count or 1) > MOST_DEVICES:
+            most = f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has"
+            raise ClusterError(f"devices[{quote(record['name'])}] {most}")
+        # as given: integers and floats have hashes of their own
+        device = Device(**{"kind": "gpu"} | {key: given[key] for key in record if key != "count"})
         devices += [device] if count is None else [replace(device, name=f"{device.name}:{i}") for i in range(count)]
     return tuple(devices)
 
 
-def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
+def _links(values: Mapping[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the bandwidth in bytes/s and the latency in microseconds of a file, each (D, D)."""
-    if "bandwidth" not in document:
+    if "bandwidth" not in values:
         raise ClusterError("bandwidth is missing (or topology in its place)")
-    latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
-    return _matrix(document["bandwidth"], "bandwidth", size), latency_us
+    latency_us = _matrix(values.get("latency_us", 0.0), "latency_us", size)
+    return _matrix(values["bandwidth"], "bandwidth", size), latency_us
 
 
-def _shared_links(records: list[Any], devices: tuple[Device, ...], latency_us: np.ndarray) -> tuple[SharedLink, ...]:
+def _shared_links(
+    records: Sequence[Any], devices: tuple[Device, ...], latency_us: np.ndarray
+) -> tuple[SharedLink, ...]:
     """Make the shared links of a file. Their latency is added to `latency_us` (D, D) of the pairs that cross them."""
-    if not isinstance(records, list | tuple):
-        raise ClusterError(f"shared_links must be a list of objects, not {quote(records)}")
     names, links = [device.name for device in devices], []
-    for position, record in enumerate(records):
-        with within(ClusterError, f"shared_links[{position}]"):
-            values = read_fields(record, _SHARED_LINK, ClusterError)
-            _refuse_implausible("bandwidth", values["bandwidth"])
-        senders, receivers = tuple(values["from"]), tuple(values["to"])
-        latency_us += values["latency_us"] * np.outer(np.isin(names, senders), np.isin(names, receivers))
-        links.append(SharedLink(values["name"], values["bandwidth"] / BYTES_PER_US, senders, receivers))
+    for record in records:
+        with within(ClusterError, "shared link", record["name"]):
+            _refuse_implausible("bandwidth", record["bandwidth"])
+        senders, receivers = tuple(record["from"]), tuple(record["to"])
+        latency_us += record.get("latency_us", 0.0) * np.outer(np.isin(names, senders), np.isin(names, receivers))
+        links.append(SharedLink(record["name"], record["bandwidth"] / BYTES_PER_US, senders, receivers))
     return tuple(links)
 
 

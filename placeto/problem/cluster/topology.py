@@ -26,11 +26,12 @@ Legend: D devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, with_config
 
-from placeto.problem.fields import Field, anything, integer, number, quote, read_fields, table_of, within
+from placeto.problem.checks import CLOSED, Count, Number, Positive, check_fields
 
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
 MOST_DEVICES = 4096
@@ -41,6 +42,7 @@ class ClusterError(ValueError):
     """A cluster, a topology, or a cluster file, that breaks a rule of the format."""
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class Link:
     """The link of one level of the topology. A transfer over it takes ``latency_us + bytes / bandwidth``.
@@ -49,24 +51,14 @@ class Link:
         ClusterError: a number is not finite, bandwidth is not positive, or latency is negative.
     """
 
-    bandwidth: Annotated[float, number(above=0.0)]  # bytes/s, one direction
-    latency_us: Annotated[float, number()] = 0.0
+    bandwidth: Positive  # bytes/s, one direction
+    latency_us: Number = 0.0
 
     def __post_init__(self) -> None:
-        read_fields(vars(self), table_of(Link), ClusterError)
+        check_fields(self, ClusterError, "link")
 
 
-def _link(value: Any, key: str, error: type[ValueError]) -> Link:
-    with within(error, key):
-        return Link(**read_fields(value, table_of(Link), error))
-
-
-SHARED = ("switch", "bridge", "card")
-_TOPOLOGY = {
-    "hosts": Field(anything),
-    **dict.fromkeys((*LEVELS, *SHARED), Field(_link, None)),
-    "cards": Field(integer(1), 1),
-}
+Islands = Annotated[tuple[Count, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -77,24 +69,19 @@ class Topology:
         ClusterError: no host, a host without islands, a size that is not a positive integer, or a missing link.
     """
 
-    hosts: tuple[tuple[int, ...], ...]  # per host, the sizes of its islands, in the order of the devices
+    hosts: Annotated[
+        tuple[Islands, ...], Field(min_length=1)
+    ]  # per host, the sizes of its islands, in the order of the devices
     island: Link | None = None  # within an island, e.g. NVLink
     host: Link | None = None  # between islands of one host, e.g. PCIe
     network: Link | None = None  # between hosts
     switch: Link | None = None  # shared by transfers that leave an island, and by those that enter it
     bridge: Link | None = None  # shared by transfers from an island to the others of its host
     card: Link | None = None  # shared by transfers that leave a host over one of its cards, and by those that enter it
-    cards: int = 1  # number of network cards of each host
+    cards: Count = 1  # number of network cards of each host
 
     def __post_init__(self) -> None:
-        if not _is_list(self.hosts) or not self.hosts:
-            raise ClusterError(f"topology: hosts must be a list with the islands of each host, not {quote(self.hosts)}")
-        for position, host in enumerate(self.hosts):
-            sizes = _is_list(host) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in host)
-            if not sizes or not host:
-                rule = "a list of the sizes of its islands, integers > 0 as in [2, 2]"
-                raise ClusterError(f"topology: hosts[{position}] must be {rule}, not {quote(host)}")
-        object.__setattr__(self, "hosts", tuple(map(tuple, self.hosts)))
+        check_fields(self, ClusterError, "topology")
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(f"topology: hosts must have room for at most {MOST_DEVICES} devices")
         needed = (
@@ -162,18 +149,3 @@ class Topology:
         host = np.repeat(np.arange(len(self.hosts)), [sum(sizes) for sizes in self.hosts])
         islands = [size for sizes in self.hosts for size in sizes]
         return host, np.repeat(np.arange(len(islands)), islands)
-
-
-def topology_from_document(value: Any) -> Topology:
-    """Make the topology from the object of a cluster file.
-
-    Raises:
-        ClusterError: the object breaks a rule of the format; the message names the field.
-    """
-    with within(ClusterError, "topology"):
-        values = read_fields(value, _TOPOLOGY, ClusterError)
-    return Topology(**values)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

@@ -9,7 +9,8 @@ from pathlib import Path
 from placeto.problem.costs import efficiency, profiled
 from placeto.problem.costs.cost_model import CostModel, CostsError
 from placeto.problem.costs.roofline import ROOFLINE
-from placeto.problem.fields import quote, read_json
+from placeto.problem.json_files import read_json
+from placeto.problem.messages import quote
 
 NAMES = ("efficiency", "roofline")
 _FORMATS: dict[str, Callable[[str | Path], CostModel]] = {

@@ -24,29 +24,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, NotRequired
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
+from placeto.problem.checks import Number, OneOf, OpenRecord, Positive, Text, read_document
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.costs.cost_model import CostsError
 from placeto.problem.dtypes import DEFAULT, DTYPES
-from placeto.problem.fields import (
-    Field,
-    anything,
-    choice,
-    items,
-    mapping,
-    number,
-    quote,
-    read_document,
-    read_fields,
-    read_json,
-    text,
-    within,
-)
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import CHANNELS_LAST
+from placeto.problem.json_files import read_json
+from placeto.problem.messages import quote, within
 
 FORMAT = "placeto.efficiency/1"
 ANY = "*"
@@ -288,28 +278,32 @@ def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
     return (2 * size + 1) / (3 * size) if op_type.endswith("mul") else 0.0
 
 
-def _entry_dtype(value: Any, key: str, error: type[ValueError]) -> str:
-    return str(choice(*DTYPES, ANY)(value, key, error))
+def _ordered(ratios: tuple[float, float]) -> tuple[float, float]:
+    if ratios[0] > ratios[1]:
+        raise ValueError("must be [smallest, largest]")
+    return ratios
 
 
-_FACTOR = number(above=0.0)
-_STEEPEST = 1.0
-_ENTRY = {
-    "device": Field(text),
-    "dtype": Field(_entry_dtype),
-    "kind": Field(text),
-    "compute": Field(_FACTOR),
-    "memory": Field(_FACTOR),
-    "fixed_us": Field(number()),
-    "slope": Field(anything, 0.0),
-    "ratios": Field(items(_FACTOR, "a ratio"), (1.0, 1.0)),
-}
-_TABLE = {
-    "constant": Field(_FACTOR),
-    "constants": Field(mapping(_FACTOR), {}),
-    "same": Field(mapping(text), {}),
-    "entries": Field(items(anything, "an entry")),
-}
+class EntryRecord(OpenRecord):
+    """The efficiency of a kind of op on a device in a dtype."""
+
+    device: Text
+    dtype: Annotated[str, OneOf((*DTYPES, ANY))]
+    kind: Text
+    compute: Positive
+    memory: Positive
+    fixed_us: Number
+    slope: NotRequired[Annotated[float, Field(strict=True, ge=-1.0, le=1.0)]]
+    ratios: NotRequired[Annotated[tuple[Positive, Positive], AfterValidator(_ordered)]]
+
+
+class EfficiencyRecord(OpenRecord):
+    """The content of a table of efficiencies."""
+
+    constant: Positive
+    constants: NotRequired[dict[Text, Positive]]
+    same: NotRequired[dict[Text, Text]]
+    entries: list[EntryRecord]
 
 
 def load_efficiency(path: str | Path) -> Efficiency:
@@ -321,26 +315,15 @@ def load_efficiency(path: str | Path) -> Efficiency:
     """
     document = read_json(path, CostsError)
     with within(CostsError, path):
-        values = read_document(document, FORMAT, "a table of efficiencies", _TABLE, CostsError, others=True)
+        values = read_document(document, FORMAT, "a table of efficiencies", EfficiencyRecord, CostsError)
         entries: dict[tuple[str, str, str], Factors] = {}
-        for position, record in enumerate(values["entries"]):
-            with within(CostsError, f"entry {position}"):
-                entry = read_fields(record, _ENTRY, CostsError, others=True)
-                key = entry["device"], entry["dtype"], entry["kind"]
-                if key in entries:
-                    raise CostsError(f"there are two of {', '.join(map(quote, key))}")
-                entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *_size(entry))
-        return Efficiency(entries, values["same"], values["constant"], values["constants"])
-
-
-def _size(entry: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Check and return the slope of an entry, and its smallest and largest ratio."""
-    slope, ratios = entry["slope"], entry["ratios"]
-    if isinstance(slope, bool) or not isinstance(slope, int | float) or not abs(slope) <= _STEEPEST:
-        raise CostsError(f"slope must be a number from {-_STEEPEST:g} to {_STEEPEST:g}, not {quote(slope)}")
-    if len(ratios) != 2 or not ratios[0] <= ratios[1]:
-        raise CostsError(f"ratios must be [smallest, largest], not {quote(ratios)}")
-    return float(slope), *ratios
+        for entry in values["entries"]:
+            key = entry["device"], entry["dtype"], entry["kind"]
+            if key in entries:
+                raise CostsError(f"entries: there are two of {', '.join(map(quote, key))}")
+            size = entry.get("slope", 0.0), *entry.get("ratios", (1.0, 1.0))
+            entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *size)
+        return Efficiency(entries, values.get("same", {}), values["constant"], values.get("constants", {}))
 
 
 EFFICIENCY = load_efficiency(Path(__file__).with_name("efficiency.json"))

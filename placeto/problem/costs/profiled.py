@@ -14,54 +14,42 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NotRequired
 
 import numpy as np
+from pydantic import with_config
 
+from placeto.problem.checks import CLOSED, Number, Record, Text, read_document
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs.cost_model import CostsError
-from placeto.problem.fields import (
-    Field,
-    anything,
-    items,
-    listed,
-    mapping,
-    nested,
-    number,
-    optional,
-    quote,
-    read_document,
-    read_fields,
-    read_json,
-    table_of,
-    text,
-    within,
-    write_json,
-)
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.json_files import read_json, write_json
+from placeto.problem.messages import listed, quote, within
 
 FORMAT = "placeto.costs/1"
 OTHERS = "*"  # the op type of the fit of all types together
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class OpCost:
     """One op signature, and its measured times."""
 
-    signature: Annotated[str, text]
-    type: Annotated[str, text]
-    flops: Annotated[float, number()]
-    bytes_accessed: Annotated[float, number()]
-    time_us: Annotated[Mapping[str, float], mapping(number())]  # kind of device -> microseconds
+    signature: Text
+    type: Text
+    flops: Number
+    bytes_accessed: Number
+    time_us: dict[Text, Number]  # kind of device -> microseconds
 
 
+@with_config(CLOSED)
 @dataclass(frozen=True)
 class Fit:
     """Time of an op that wasn't measured: ``fixed_us + us_per_flop * flops + us_per_byte * bytes_accessed``."""
 
-    fixed_us: Annotated[float, number()]
-    us_per_flop: Annotated[float, number()]
-    us_per_byte: Annotated[float, number()]
+    fixed_us: Number
+    us_per_flop: Number
+    us_per_byte: Number
 
     def time_us(self, flops: float, bytes_accessed: float) -> float:
         """Microseconds of an op; infinite if they exceed all floats."""
@@ -119,6 +107,28 @@ class Profiled:
         return time
 
 
+class StepRecord(Record):
+    """How well a step is predicted."""
+
+    name: Text
+    kind: Text
+    signatures: Number
+    held_out_error: Number | None
+    predicted_us: Number
+    measured_us: Number
+    eager_us: NotRequired[Number | None]
+
+
+class CostsRecord(Record):
+    """The content of a file of measured costs."""
+
+    torch: Text
+    machine: NotRequired[Text]
+    steps: NotRequired[list[StepRecord]]
+    fits: dict[Text, dict[Text, Fit]]  # kind of device -> op type -> fit
+    ops: list[OpCost]
+
+
 def load_profiled(path: str | Path) -> Profiled:
     """Read a file of measured costs.
 
@@ -129,25 +139,19 @@ def load_profiled(path: str | Path) -> Profiled:
     """
     document = read_json(path, CostsError)
     with within(CostsError, path):
-        values = read_document(document, FORMAT, "a file of costs", _COSTS, CostsError)
+        values = read_document(document, FORMAT, "a file of costs", CostsRecord, CostsError)
         if values["torch"] != (ours := torch_version()):
             other = f"measured under torch {quote(values['torch'])}, this is {ours}"
             raise CostsError(f"{other}: measure again, with `placeto profile`")
-        ops = []
-        for record in values["ops"]:
-            with within(CostsError, "op", record.get("signature") if isinstance(record, dict) else None):
-                ops.append(OpCost(**read_fields(record, _OP, CostsError)))
-        fits = {}
-        for kind, of in values["fits"].items():
-            with within(CostsError, f"fits of {quote(kind)}"):
-                fits[kind] = {key: Fit(**_FIT(value, f"[{quote(key)}]", CostsError)) for key, value in of.items()}
-                if OTHERS not in fits[kind]:
-                    raise CostsError(f"{quote(OTHERS)}, the fit of all other types, is missing")
+        ops, fits = tuple(values["ops"]), values["fits"]
+        for kind in fits:
+            if OTHERS not in fits[kind]:
+                raise CostsError(f"fits[{quote(kind)}]: {quote(OTHERS)}, the fit of all other types, is missing")
         for op in ops:
             for kind in op.time_us:
                 if kind not in fits:
                     raise CostsError(f"op {quote(op.signature)}: time_us[{quote(kind)}] has no fits[{quote(kind)}]")
-    return Profiled(values["torch"], values["machine"], tuple(ops), fits, tuple(values["steps"]), str(path))
+    return Profiled(values["torch"], values.get("machine", ""), ops, fits, tuple(values.get("steps", ())), str(path))
 
 
 def save_profiled(costs: Profiled, path: str | Path) -> None:
@@ -166,24 +170,3 @@ def save_profiled(costs: Profiled, path: str | Path) -> None:
 def torch_version() -> str:
     """The version of the installed torch, without the name of its build: 2.13.0 for 2.13.0+cpu."""
     return version("torch").split("+")[0]
-
-
-_OP, _FIT = table_of(OpCost), nested(table_of(Fit))
-_STEP = {
-    "name": Field(text),
-    "kind": Field(text),
-    "signatures": Field(number()),
-    "held_out_error": Field(optional(number())),
-    "predicted_us": Field(number()),
-    "measured_us": Field(number()),
-    "eager_us": Field(optional(number()), None),
-}
-
-
-_COSTS = {
-    "torch": Field(text),
-    "machine": Field(text, ""),
-    "steps": Field(items(nested(_STEP), "a step"), ()),
-    "fits": Field(mapping(mapping(anything))),
-    "ops": Field(items(anything, "an op")),
-}

@@ -6,24 +6,22 @@ Legend: N ops, T tensors (op outputs).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import AfterValidator
 
+from placeto.problem.checks import Index, Number, OneOf, Size, Text
 from placeto.problem.dtypes import DTYPES
-from placeto.problem.fields import Check, choice, integer, items, number, size, text
 from placeto.problem.graph.arrays import GraphArrays
 from placeto.problem.graph.labels import KERNELS, LABELS, NO_MICRO_BATCH, PASSES
-
-INDEX = integer()
-"""A check for the number of an op, of an output or of a micro-batch."""
 
 
 class Column(NamedTuple):
     """A field of `GraphArrays` with a value for each op."""
 
     key: str  # in op records
-    check: Check  # of the value in a record
+    kind: Any  # the type of the value in a record
     usual: Any  # the value of ops whose records lack it
     dtype: type[np.generic] | None = None  # of the array (N,); None = a tuple
 
@@ -36,32 +34,26 @@ class Column(NamedTuple):
         return list(values) if self.dtype is None else values.tolist()
 
 
-def _names(value: Any, key: str, error: type[ValueError]) -> tuple[str, ...]:
-    return tuple(items(text, f"each of {key}")(value, key, error))
-
-
-def _micro_batch(value: Any, key: str, error: type[ValueError]) -> int:
-    return NO_MICRO_BATCH if value is None else INDEX(value, key, error)
-
-
+_MicroBatch = Annotated[Index | None, AfterValidator(lambda number: NO_MICRO_BATCH if number is None else number)]
+_Names = tuple[Text, ...]
 COLUMNS = {
-    "op_types": Column("type", text, "op"),
-    "flops": Column("flops", number(), 0.0, np.float64),
-    "bytes_accessed": Column("bytes_accessed", number(), 0.0, np.float64),
-    "param_bytes": Column("param_bytes", size, 0, np.int64),
-    "modules": Column("module", text, ""),
-    "micro_batches": Column("micro_batch", _micro_batch, NO_MICRO_BATCH, np.int64),
-    "dtypes": Column("dtype", choice(*DTYPES), LABELS["dtypes"]),
-    "kernels": Column("kernel", choice(*KERNELS), LABELS["kernels"]),
-    "passes": Column("pass", choice(*PASSES), LABELS["passes"]),
-    "signatures": Column("signature", text, ""),
-    "module_tensors": Column("tensors", _names, ()),
-    "module_inputs": Column("reads", _names, ()),
-    "gradient_of": Column("gradient_of", text, ""),
+    "op_types": Column("type", Text, "op"),
+    "flops": Column("flops", Number, 0.0, np.float64),
+    "bytes_accessed": Column("bytes_accessed", Number, 0.0, np.float64),
+    "param_bytes": Column("param_bytes", Size, 0, np.int64),
+    "modules": Column("module", Text, ""),
+    "micro_batches": Column("micro_batch", _MicroBatch, NO_MICRO_BATCH, np.int64),
+    "dtypes": Column("dtype", Annotated[str, OneOf(DTYPES)], LABELS["dtypes"]),
+    "kernels": Column("kernel", Annotated[str, OneOf(KERNELS)], LABELS["kernels"]),
+    "passes": Column("pass", Annotated[str, OneOf(PASSES)], LABELS["passes"]),
+    "signatures": Column("signature", Text, ""),
+    "module_tensors": Column("tensors", _Names, ()),
+    "module_inputs": Column("reads", _Names, ()),
+    "gradient_of": Column("gradient_of", Text, ""),
 }
 """Name of the field -> the column. `trained_bytes` and `state_bytes` aren't among them: what is usual of them depends
 on other fields."""
-_TAKEN = COLUMNS | {key: Column(key, size, 0, np.int64) for key in ("trained_bytes", "state_bytes")}
+_TAKEN = COLUMNS | {key: Column(key, Size, 0, np.int64) for key in ("trained_bytes", "state_bytes")}
 
 
 def taken(

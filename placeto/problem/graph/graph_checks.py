@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.fields import check_array, choice, quote, text
+from placeto.problem.checks import Text, check_array, check_choice, checked
 from placeto.problem.graph.arrays import GraphArrays, GraphError
 from placeto.problem.graph.columns import COLUMNS
 from placeto.problem.graph.labels import GRADIENT, MODES, NO_MICRO_BATCH
+from placeto.problem.messages import quote
 
 MOST_PARTS = 400
 """Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
@@ -38,22 +39,17 @@ def validate(graph: GraphArrays) -> None:
     num_ops = len(names) if isinstance(names, tuple | list) else 1
     if num_ops == 0:
         raise GraphError("the graph is empty: it has no op")
-    text(graph.name, "the name of the graph", GraphError)
-    choice(*MODES)(graph.mode, "mode", GraphError)
+    checked(graph.name, Text, GraphError, "the name of the graph")
+    check_choice(graph.mode, MODES, "mode", GraphError)
     _check_tuple(names, "op_names", num_ops)
-    for name in names:
-        if type(name) is not str or not name.isascii():  # a call for each name would take long
-            text(name, "each of op_names", GraphError)
+    checked(names, tuple[Text, ...], GraphError, "op_names")
     for key, column in COLUMNS.items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, column.of([column.usual] * num_ops))
         if column.dtype is None:
             values = getattr(graph, key)
             _check_tuple(values, key, num_ops)
-            good = {column.usual}  # a check of each value would take long
-            for name, value in zip(names, values, strict=True):
-                if type(value) is not type(column.usual) or value not in good:
-                    good.add(column.check(value, f"op {quote(name)}: {column.key}", GraphError))
+            checked(dict(zip(names, values, strict=True)), dict[str, column.kind], GraphError, key)  # type: ignore[name-defined]
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -64,7 +60,7 @@ def validate(graph: GraphArrays) -> None:
     if not isinstance(graph.time_us, Mapping):
         raise GraphError("time_us must be a mapping of kinds of device to times")
     for kind_name, times in graph.time_us.items():
-        text(kind_name, "a kind of device in time_us", GraphError)
+        checked(kind_name, Text, GraphError, "a kind of device in time_us")
         check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
 
     for name, module in zip(names, graph.modules, strict=True):

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any, Required
 
-from placeto.problem.fields import (
-    Field,
-    anything,
-    check_json_name,
-    choice,
-    items,
-    quote,
-    read_document,
-    read_json,
-    text,
-    within,
-    write_json,
-)
+from placeto.problem.checks import OneOf, Record, Text, read_document
 from placeto.problem.graph.arrays import GraphError
 from placeto.problem.graph.graph import FORMAT, ComputationGraph
 from placeto.problem.graph.labels import MODES
 from placeto.problem.graph.unnamed_sums import with_named_sums
+from placeto.problem.json_files import check_json_name, read_json, write_json
+from placeto.problem.messages import quote, within
 
-_GRAPH = {
-    "name": Field(text, None),
-    "mode": Field(choice(*MODES), "training"),
-    "ops": Field(items(anything, "an op")),
-}
+
+class GraphRecord(Record, total=False):
+    """The content of a graph file; the ops are checked by `ComputationGraph.from_ops`."""
+
+    name: Text
+    mode: Annotated[str, OneOf(MODES)]
+    ops: Required[list[Any]]
 
 
 def load_graph(path: str | Path) -> ComputationGraph:
@@ -40,9 +33,9 @@ def load_graph(path: str | Path) -> ComputationGraph:
         raise GraphError(f"{path}: an ONNX file; `placeto capture {path} -o graph.json` makes a graph file of it")
     document = read_json(path, GraphError)
     with within(GraphError, path):
-        values = read_document(document, FORMAT, "a graph file", _GRAPH, GraphError)
-        name = Path(path).name.split(".")[0] if values["name"] is None else values["name"]
-        return with_named_sums(ComputationGraph.from_ops(name, values["ops"], values["mode"]))
+        values = read_document(document, FORMAT, "a graph file", GraphRecord, GraphError)
+        name = values.get("name", Path(path).name.split(".")[0])
+        return with_named_sums(ComputationGraph.from_ops(name, values["ops"], values.get("mode", "training")))
 
 
 def save_graph(graph: ComputationGraph, path: str | Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placeto.problem.fields import INT64_MAX, choice
+from placeto.problem.checks import INT64_MAX, check_choice
 from placeto.problem.graph.graph import ComputationGraph
 from placeto.problem.graph.memory_fields import OPTIMIZERS, state_bytes
 
@@ -65,7 +65,7 @@ def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool
     Raises:
         ValueError: there is no such optimizer.
     """
-    choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
+    check_choice(optimizer, OPTIMIZERS, "optimizer", ValueError)
     state = state_bytes(graph.trained_bytes, optimizer)
     if master_weights:
         beside = 1 + 2 * (1 + OPTIMIZERS[optimizer])  # in sizes of the parameter

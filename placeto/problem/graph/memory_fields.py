@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.fields import INT64_MAX, check_array
+from placeto.problem.checks import INT64_MAX, check_array
 from placeto.problem.graph.arrays import GraphArrays, GraphError
 
 FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")

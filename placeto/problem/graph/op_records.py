@@ -6,42 +6,42 @@ Legend: N ops.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator
 
-from placeto.problem.fields import Field, items, mapping, number, optional, quote, read_fields, size, text, within
+from placeto.problem.checks import Index, Number, Size, Text, checked, record_type
 from placeto.problem.graph import memory_fields
 from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.columns import COLUMNS, INDEX
-
-
-def _input(value: Any, key: str, error: type[ValueError]) -> tuple[str, int]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise error(f"{key} must be [op name, output index], not {quote(value)}")
-    return text(value[0], "the op name of an input", error), INDEX(value[1], "the output index of an input", error)
-
-
-def _label(value: Any, key: str, error: type[ValueError]) -> str | None:
-    """Check the label of a colocation group: a string, or an integer, which becomes a string; None = no group."""
-    if value is None:
-        return None
-    return str(INDEX(value, key, error)) if isinstance(value, int) else text(value, key, error)
-
+from placeto.problem.graph.columns import COLUMNS
+from placeto.problem.messages import quote
 
 _ALWAYS = ("type", "flops", "bytes_accessed", "param_bytes")  # keys that records of a graph also have where it is usual
-_OP = {
-    "name": Field(text),
-    **{column.key: Field(column.check, column.usual) for column in COLUMNS.values()},
-    "outputs": Field(items(size, "an output"), ()),
-    "inputs": Field(items(_input, "each input"), ()),
-    "colocation": Field(_label, None),
-    "time_us": Field(mapping(number()), {}),
-    "trained_bytes": Field(optional(size), None),
-    "state_bytes": Field(optional(size), None),
-    "resident_outputs": Field(optional(items(INDEX, "an index of resident_outputs")), None),
-    "held": Field(items(_input, "each of held"), ()),
+_Input = tuple[Text, Index]  # name of an op, and number of one of its outputs
+_Label = Annotated[Text | Index | None, AfterValidator(lambda label: None if label is None else str(label))]
+OpRecord = record_type(
+    "OpRecord",
+    {"name": Text},
+    {
+        **{column.key: column.kind for column in COLUMNS.values()},
+        "outputs": list[Size],
+        "inputs": list[_Input],
+        "colocation": _Label,
+        "time_us": dict[Text, Number],
+        "trained_bytes": Size | None,
+        "state_bytes": Size | None,
+        "resident_outputs": list[Index] | None,
+        "held": list[_Input],
+    },
+)
+_USUAL: dict[str, Any] = {
+    **{column.key: column.usual for column in COLUMNS.values()},
+    **dict.fromkeys(("outputs", "inputs", "held"), ()),
+    **dict.fromkeys(("colocation", "trained_bytes", "state_bytes", "resident_outputs")),
+    "time_us": {},
 }
+"""Values of the fields that a record may lack."""
 
 
 def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]:
@@ -51,14 +51,10 @@ def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]
         GraphError: a record breaks a rule of the format, or refers to an op that isn't there; the message names the op.
     """
     index: dict[str, int] = {}
-    records = []
-    for position, op in enumerate(ops):
-        if not isinstance(op, Mapping) or not isinstance(op.get("name"), str):
-            raise GraphError(f'op number {position}: must be an object with a string "name"')
-        with within(GraphError, "op", op["name"]):
-            records.append(read_fields(op, _OP, GraphError))
-            if index.setdefault(op["name"], position) != position:
-                raise GraphError("duplicate name")
+    records = [_USUAL | record for record in checked(ops, list[OpRecord], GraphError, "ops")]  # type: ignore[valid-type]
+    for position, record in enumerate(records):
+        if index.setdefault(record["name"], position) != position:
+            raise GraphError(f"op {quote(record['name'])}: duplicate name")
     src, dst, out = [], [], []
     for position, record in enumerate(records):
         for source, output in record["inputs"]:

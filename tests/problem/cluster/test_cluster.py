@@ -101,22 +101,25 @@ def test_pickles_with_read_only_arrays() -> None:
     ("change", "message"),
     [
         ({"format": "placeto.graph/1"}, '"format" must be "placeto.cluster/1"'),
-        ({"bandwith": 1}, "unknown field 'bandwith'"),
-        ({"devices": []}, "devices must be a list of objects, at least one"),
-        ({"devices": {}}, "devices must be a list of objects"),
+        ({"bandwith": 1}, "bandwith is unknown"),
+        ({"devices": []}, "devices must have at least 1 item"),
+        ({"devices": {}}, r"devices must be a list, not \{\}"),
         ({"devices": [DEVICE, DEVICE]}, "duplicate name 'gpu:0'"),
-        (second({"speed": 1}), "device 'b': unknown field 'speed'"),
-        ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, "device 'b': memory_bandwidth is missing"),
-        ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, "device 7: name must be a string"),
-        (second({"flops": 0}), "device 'b': flops must be a finite number > 0"),
+        (second({"speed": 1}), r"devices\['b'\]\.speed is unknown"),
+        ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, r"devices\['b'\]\.memory_bandwidth is missing"),
+        ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, r"devices\[1\]\.name must be a string, not 7"),
+        (second({"flops": 0}), r"devices\['b'\]\.flops must be > 0 or an object"),
         (
             second({"flops": {"float32": 1e12, "fp16": 2e12}}),
-            "device 'b': a dtype of flops must be one of float64, float32, tf32, .*, not 'fp16'",
+            r"devices\['b'\]\.flops\.fp16 must be 'float64', .* or 'int8', not 'fp16'",
         ),
-        (second({"flops": {"float16": 2e12}}), "device 'b': flops must give the peak of float32"),
-        (second({"flops": {"float32": -1}}), r"device 'b': flops\[float32\] must be a finite number > 0, not -1"),
-        (second({"memory": 1.5}), "device 'b': memory must be a whole number of bytes"),
-        (second({"overhead_us": -1}), "overhead_us must be .* >= 0, not -1"),
+        (
+            second({"flops": {"float16": 2e12}}),
+            r"devices\['b'\]\.flops must give the peak of float32",
+        ),
+        (second({"flops": {"float32": -1}}), r"devices\['b'\]\.flops\.float32 must be > 0, not -1"),
+        (second({"memory": 1.5}), r"devices\['b'\]\.memory must be an integer, not 1\.5"),
+        (second({"overhead_us": -1}), r"devices\['b'\]\.overhead_us must be >= 0, not -1"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
         ({"bandwidth": "fast"}, "bandwidth must be a 2 x 2 matrix"),
@@ -125,9 +128,9 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"bandwidth": float("inf")}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"latency_us": [[0, -1], [1, 0]]}, "latency_us from 'gpu:0' to 'gpu:1' must be finite and >= 0, not -1"),
         ({"latency_us": [[0, 1]]}, "latency_us must be a 2 x 2 matrix"),
-        ({"transfers": "multicast"}, "transfers must be one of unicast, broadcast, not 'multicast'"),
-        ({"link": "bus"}, "link must be one of egress, pair, free, not 'bus'"),
-        ({"link_gap_us": -1}, "link_gap_us must be a finite number >= 0, not -1"),
+        ({"transfers": "multicast"}, "transfers must be 'unicast' or 'broadcast', not 'multicast'"),
+        ({"link": "bus"}, "link must be 'egress', 'pair' or 'free', not 'bus'"),
+        ({"link_gap_us": -1}, "link_gap_us must be >= 0, not -1"),
         ({"latency_us": float("nan")}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, -1], [1, 0]]}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not -"),
         ({"bandwidth": 0}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not 0"),
@@ -137,12 +140,12 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"bandwidth": 10**400}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, 1], 1]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": []}, "bandwidth must be a 2 x 2 matrix"),
-        ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, "device '': name must not be empty"),
-        ({"devices": [DEVICE, 7]}, "devices must be a list of objects"),
-        ({"devices": [{**DEVICE, "count": 0}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 0"),
-        ({"devices": [{**DEVICE, "count": 1.5}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 1.5"),
-        ({"devices": [{**DEVICE, "count": 10**9}]}, "count must be an integer from 1 to 4096, not 1000000000"),
-        ({"topology": {}}, "topology stands in place of bandwidth: leave one of the two out"),
+        ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, r"devices\[''\]\.name must have at least 1 character"),
+        ({"devices": [DEVICE, 7]}, r"devices\[1\] must be an object, not 7"),
+        ({"devices": [{**DEVICE, "count": 0}]}, r"devices\['gpu:0'\]\.count must be >= 1, not 0"),
+        ({"devices": [{**DEVICE, "count": 1.5}]}, r"devices\['gpu:0'\]\.count must be an integer, not 1\.5"),
+        ({"devices": [{**DEVICE, "count": 10**9}]}, r"devices\['gpu:0'\]\.count must be <= 4096, not 1000000000"),
+        ({"topology": {}}, r"topology\.hosts is missing"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -195,7 +198,9 @@ def test_missing_exponents_in_a_topology_are_implausible(tmp_path: Path) -> None
 
 def test_devices_in_all_are_bounded(tmp_path: Path) -> None:
     records = [{**DEVICE, "name": f"r{i}", "count": 4096} for i in range(1000)]
-    with pytest.raises(ClusterError, match="device 'r1': makes more than 4096 devices in all"):
+    with pytest.raises(
+        ClusterError, match=r"devices\['r1'\] makes more than 4096 devices in all, the most that a cluster has"
+    ):
         _load(tmp_path, {"format": "placeto.cluster/1", "devices": records, "bandwidth": 1e9})
     device = Device("d", "x", 1.0, 1.0, 1)
     with pytest.raises(ClusterError, match="a cluster needs from one device to 4096, not 4097"):
@@ -215,8 +220,8 @@ def test_devices_in_all_are_bounded(tmp_path: Path) -> None:
         ({"bandwidth": [[1.0], [1.0, 2.0]]}, "bandwidth must be a matrix of numbers"),
         ({"latency_us": "slow"}, "latency_us must be a matrix of numbers"),
         ({"latency_us": np.full((2, 2), np.nan)}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
-        ({"link_gap_us": None}, "link_gap_us must be a finite number >= 0, not None"),
-        ({"transfers": ["unicast"]}, "transfers must be one of unicast, broadcast"),
+        ({"link_gap_us": None}, "link_gap_us must be a number, not None"),
+        ({"transfers": ["unicast"]}, r"transfers must be 'unicast' or 'broadcast', not \['unicast'\]"),
     ],
 )
 def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: str) -> None:
@@ -273,10 +278,13 @@ def test_shared_links_of_a_file(tmp_path: Path) -> None:
     assert cluster.latency_us.tolist() == [[0.0, 3.0], [0.0, 0.0]]
     assert cluster.bandwidth[0, 1] == 1e3
     for change, message in (
-        ({"bandwidth": 25}, r"shared_links\[0\]: bandwidth = 25 bytes/s is implausible"),
-        ({"to": "gpu:1"}, r"shared_links\[0\]: to must be a list"),
-        ({"to": ["gpu:7"]}, "shared link 'card': there is no device 'gpu:7', but gpu:0, gpu:1"),
-        ({"too": []}, r"shared_links\[0\]: unknown field 'too'"),
+        (
+            {"bandwidth": 25},
+            r"shared link 'card': bandwidth = 25 bytes/s is implausible",
+        ),
+        ({"to": "gpu:1"}, r"shared_links\['card'\]\.to must be a list, not 'gpu:1'"),
+        ({"to": ["gpu:7"]}, r"shared_links\['card'\]: there is no device 'gpu:7', but gpu:0, gpu:1"),
+        ({"too": []}, r"shared_links\['card'\]\.too is unknown"),
     ):
         path.write_text(json.dumps(document | {"shared_links": [card | change]}))
         with pytest.raises(ClusterError, match=message):
@@ -303,7 +311,7 @@ def test_a_price_is_kept_and_is_no_part_of_the_hash(tmp_path: Path) -> None:
     save_cluster(priced, tmp_path / "again.json")
     assert load_cluster(tmp_path / "again.json").price_per_hour == 6.12
     assert pickle.loads(pickle.dumps(priced)).price_per_hour == 6.12
-    with pytest.raises(ClusterError, match="price_per_hour must be a finite number >= 0, not -1"):
+    with pytest.raises(ClusterError, match="price_per_hour must be >= 0, not -1"):
         _load(tmp_path, {**DOCUMENT, "price_per_hour": -1})
     topology = {"hosts": [[2]], "island": {"bandwidth": 1e9}}
     plain = {key: value for key, value in DOCUMENT.items() if key not in ("bandwidth", "latency_us")}

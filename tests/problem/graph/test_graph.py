@@ -138,33 +138,39 @@ def test_to_networkx() -> None:
         (_changed(1, inputs=[["top", 2]]), "op 'left': input 'top' has 2 outputs, there is no output 2"),
         (
             _changed(1, inputs=[["top", -1]]),
-            "op 'left': the output index of an input must be .*, not -1",
+            r"ops\['left'\]\.inputs\[0\]\[1\] must be >= 0, not -1",
         ),
-        (_changed(1, inputs=["top"]), r"op 'left': each input must be \[op name, output index\]"),
+        (_changed(1, inputs=["top"]), r"ops\['left'\]\.inputs\[0\] must be a list"),
         (_changed(1, name="top"), "op 'top': duplicate name"),
-        (_changed(2, flops=float("nan")), "op 'right': flops must be a finite number >= 0, not nan"),
-        (_changed(2, dtype="fp16"), "op 'right': dtype must be one of float64, float32, tf32, .*, not 'fp16'"),
-        (_changed(2, bytes_accessed=-1), "op 'right': bytes_accessed must be a finite number >= 0, not -1"),
-        (_changed(2, param_bytes=1.5), "op 'right': param_bytes must be a whole number"),
-        (_changed(2, outputs=[-4]), "op 'right': an output must be a whole number of bytes from 0 .*, not -4"),
-        (_changed(2, time_us={"k80": -1.0}), r"op 'right': time_us\['k80'\] must be a finite number >= 0"),
-        (_changed(2, flop=1), "op 'right': unknown field 'flop'"),
-        ([{"type": "mm"}], "op number 0: must be an object with a string"),
-        ([7], "op number 0: must be an object with a string"),
-        (_changed(2, time_us=3), "op 'right': time_us must be an object, not 3"),
+        (_changed(2, flops=float("nan")), r"ops\['right'\]\.flops must be a finite number, not nan"),
+        (
+            _changed(2, dtype="fp16"),
+            r"ops\['right'\]\.dtype must be 'float64', .* or 'int8', not 'fp16'",
+        ),
+        (_changed(2, bytes_accessed=-1), r"ops\['right'\]\.bytes_accessed must be >= 0, not -1"),
+        (_changed(2, param_bytes=1.5), r"ops\['right'\]\.param_bytes must be an integer, not 1\.5"),
+        (_changed(2, outputs=[-4]), r"ops\['right'\]\.outputs\[0\] must be >= 0, not -4"),
+        (_changed(2, time_us={"k80": -1.0}), r"ops\['right'\]\.time_us\.k80 must be >= 0, not -1\.0"),
+        (_changed(2, flop=1), r"ops\['right'\]\.flop is unknown"),
+        ([{"type": "mm"}], r"ops\[0\]\.name is missing"),
+        ([7], r"ops\[0\] must be an object, not 7"),
+        (_changed(2, time_us=3), r"ops\['right'\]\.time_us must be an object, not 3"),
         (
             _changed(2, time_us={"\ud800": 1}),
-            "op 'right': a key of time_us must be a string without half surrogate pairs",
+            r"ops\['right'\]\.time_us must be a string without halves of surrogate pairs",
         ),
-        (_changed(2, inputs=[[["top"], 0]]), r"op 'right': the op name of an input must be a string, not \['top'\]"),
-        (_changed(2, inputs=[["top", 10**30]]), "op 'right': the output index of an input must be an integer from 0"),
-        (_changed(2, flops=10**400), "op 'right': flops must be a finite number >= 0, not an integer of 1329 bits"),
-        (_changed(2, outputs={"a": 1}), r"op 'right': outputs must be a list, not \{'a': 1\}"),
-        (_changed(2, colocation={"a": 1}), r"op 'right': colocation must be a string, not \{'a': 1\}"),
-        (_changed(2, colocation=10**30), "op 'right': colocation must be an integer from 0"),
-        (_changed(2, type=5), "op 'right': type must be a string, not 5"),
-        (_changed(2, type="x" * 600_000, outputs=3), "op 'right': outputs must be a list"),
-        (_changed(2, name="\x1b[31m", outputs=3), r"op '\\x1b\[31m': outputs must be a list"),
+        (_changed(2, inputs=[[["top"], 0]]), r"ops\['right'\]\.inputs\[0\]\[0\] must be a string, not \['top'\]"),
+        (
+            _changed(2, inputs=[["top", 10**30]]),
+            r"ops\['right'\]\.inputs\[0\]\[1\] must be <= 9223372036854775807, not 1000000000000000000000000000000",
+        ),
+        (_changed(2, flops=10**400), r"ops\['right'\]\.flops must be a finite number, not inf"),
+        (_changed(2, outputs={"a": 1}), r"ops\['right'\]\.outputs must be a list, not \{'a': 1\}"),
+        (_changed(2, colocation={"a": 1}), r"ops\['right'\]\.colocation must be a string or an integer"),
+        (_changed(2, colocation=10**30), r"ops\['right'\]\.colocation must be a string or <= 9223372036854775807"),
+        (_changed(2, type=5), r"ops\['right'\]\.type must be a string, not 5"),
+        (_changed(2, type="x" * 600_000, outputs=3), r"ops\['right'\]\.outputs must be a list, not 3"),
+        (_changed(2, name="\x1b[31m", outputs=3), r"ops\['\\x1b\[31m'\]\.outputs must be a list, not 3"),
     ],
 )
 def test_bad_graphs_are_refused_in_one_sentence(ops: list[dict[str, Any]], message: str) -> None:
@@ -204,10 +210,10 @@ def test_bad_mode_is_refused() -> None:
         ("[]", '"format" must be "placeto.graph/1"'),
         ('{"format": "placeto.cluster/1"}', '"format" must be'),
         ('{"format": "placeto.graph/1"}', "ops is missing"),
-        ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "unknown field 'opps'"),
+        ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "opps is unknown"),
         (
             '{"format": "placeto.graph/1", "ops": [{"name": "a", "flops": NaN}]}',
-            "op 'a': flops must be a finite number",
+            r"ops\['a'\]\.flops must be a finite number, not nan",
         ),
     ],
 )
@@ -233,7 +239,7 @@ def test_deep_nesting_and_long_integers_are_refused(tmp_path: Path) -> None:
         load_graph(path)
     for digits in (400, 5000):
         path.write_text(f'{{"format": "placeto.graph/1", "ops": [{{"name": "a", "flops": {"9" * digits}}}]}}')
-        with pytest.raises(GraphError, match=r"bad\.json: op 'a': flops must be a finite number >= 0, not inf"):
+        with pytest.raises(GraphError, match=r"ops\['a'\]\.flops must be a finite number, not inf"):
             load_graph(path)
 
 
@@ -275,13 +281,19 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"time_us": [1.0]}, "time_us must be a mapping"),
         ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 values, one for each op"),
         ({"op_names": None}, "op_names must be a tuple of 1 values"),
-        ({"op_names": ("a", "b", "c", 4)}, "each of op_names must be a string, not 4"),
+        ({"op_names": ("a", "b", "c", 4)}, r"op_names\[3\] must be a string, not 4"),
         ({"op_types": ("a",)}, "op_types must be a tuple of 4 values"),
         ({"dtypes": ("float32",)}, "dtypes must be a tuple of 4 values"),
-        ({"dtypes": ("float32",) * 3 + ("half",)}, "op 'bottom': dtype must be one of float64, .*, not 'half'"),
-        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, .*, not 'deep'"),
+        (
+            {"dtypes": ("float32",) * 3 + ("half",)},
+            r"dtypes\.bottom must be 'float64', .* or 'int8', not 'half'",
+        ),
+        (
+            {"kernels": ("deep",) * 4},
+            r"kernels\.top must be '', 'grouped', .* or 'dropout', not 'deep'",
+        ),
         ({"modules": ["a"] * 4}, "modules must be a tuple of 4 values"),
-        ({"modules": ("", "", "", 4)}, "op 'bottom': module must be a string, not 4"),
+        ({"modules": ("", "", "", 4)}, r"modules\.bottom must be a string, not 4"),
         ({"name": 5}, "the name of the graph must be a string, not 5"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
     ],

@@ -85,8 +85,8 @@ def test_a_tensor_is_there_until_the_op_ends_that_it_is_held_for_on_its_device()
         ("training", "w", {"held": [["norm", 1]]}, "'w': held must be"),
         ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
-        ("training", "w", {"trained_bytes": -1}, "'w': trained_bytes"),
-        ("training", "w", {"state_bytes": -1}, "'w': state_bytes must be a whole number of bytes"),
+        ("training", "w", {"trained_bytes": -1}, r"ops\['w'\]\.trained_bytes must be >= 0, not -1"),
+        ("training", "w", {"state_bytes": -1}, r"ops\['w'\]\.state_bytes must be >= 0, not -1"),
         (
             "training",
             "grad",
@@ -95,8 +95,13 @@ def test_a_tensor_is_there_until_the_op_ends_that_it_is_held_for_on_its_device()
         ),
         ("inference", "w", {"state_bytes": 1}, "'w': state_bytes must be 0"),
         ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
-        ("training", "grad", {"resident_outputs": [True]}, "'grad': an index of resident_outputs must be .*, not True"),
-        ("training", "grad", {"resident_outputs": 1}, "'grad': resident_outputs must be a list, not 1"),
+        (
+            "training",
+            "grad",
+            {"resident_outputs": [True]},
+            r"ops\['grad'\]\.resident_outputs\[0\] must be an integer, not True",
+        ),
+        ("training", "grad", {"resident_outputs": 1}, r"ops\['grad'\]\.resident_outputs must be a list, not 1"),
     ],
 )
 def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], message: str) -> None:

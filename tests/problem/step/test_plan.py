@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from placeto.heuristics.plans import all_plans, make_plan
+from placeto.problem.checks import checked
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, PlanError, dealt
-from placeto.problem.step.plan_files import plan_document, plan_of
+from placeto.problem.step.plan_files import PlanRecord, plan_document, plan_of
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from tests.formats.torch_toys import captured, chain
@@ -96,17 +97,17 @@ def test_what_is_no_plan_is_refused_in_a_sentence() -> None:
     right = plan_document(PLAN, cluster)
     stage = right["stages"][0]
     for wrong, told in (
-        (right | {"layers": 0}, "layers must be an integer from 1"),
+        (right | {"layers": 0}, "layers must be >= 1, not 0"),
         (right | {"stages": []}, "a plan of 0 stages"),
         (right | {"stages": [stage | {"first_layer": 1}]}, "the first stage must begin with layer 0, not 1"),
         (right | {"stages": [stage | {"replicas": [{"device": "x", "micro_batches": [0]}]}]}, "device 'x' is not in"),
         (right | {"chunks": {"gpu:0": ["0Q1"]}}, "chunk '0Q1' must be a stage, F, I, W or B, and a micro-batch"),
         (right | {"chunks": {"gpu:0": ["1F0"]}}, "device 0 can't run chunk 1F0"),
-        (right | {"width": 2}, "unknown field 'width'"),
+        (right | {"width": 2}, "width is unknown; known: chunks, layers, stages, whole_modules"),
         ([], "must be an object"),
     ):
         with pytest.raises(ValueError, match=told) as caught:
-            plan_of(wrong, cluster, ValueError)
+            plan_of(checked(wrong, PlanRecord, ValueError), cluster, ValueError)
         assert "\n" not in str(caught.value)
 
 
