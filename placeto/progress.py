@@ -67,9 +67,9 @@ class ProgressBar:
         if time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._write_line()
 
-    def advance(self, amount: float = 1.0, note: str = "") -> None:
-        """Add `amount` to what is done, and set the note."""
-        self.update(self.completed + amount, note)
+    def advance(self, note: str = "") -> None:
+        """Add 1 to what is done, and set the note."""
+        self.update(self.completed + 1.0, note)
 
     def after(self, before: float) -> Callable[[int, int, str], None]:
         """Return a function `report(done, total, note)` for a part of the work that begins when `before` is done."""

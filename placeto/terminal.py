@@ -1,9 +1,9 @@
-"""Text that is safe to print on a terminal."""
+"""Text that is safe to print on a terminal, and tables of it."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 
 def drawable(text: str, longest: int = 60) -> str:
@@ -30,6 +30,30 @@ def printable(text: str) -> str:
     """
     shown = (c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" for c in text)  # Zs: other spaces
     return "".join(c if show else c.encode("unicode_escape").decode() for c, show in zip(text, shown, strict=True))
+
+
+def table(rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
+    """Return a table as plain text: columns two spaces apart, as wide as they need to be, and printable.
+
+    Args:
+        rows: the cells of each row.
+        numbers: whether all columns but the first end at the right, as numbers do.
+
+    >>> print(table([["device", "ops"], ["gpu:10", "7"], ["cpu", "12"]], numbers=True))
+    device  ops
+    gpu:10    7
+    cpu      12
+    """
+    from rich.console import Console  # takes 0.1 s
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        cells = (Text(printable(cell), justify="right" if numbers else "left") for cell in row[1:])
+        grid.add_row(Text(printable(row[0])), *cells)
+    drawn = "".join(segment.text for segment in Console(width=10**6).render(grid))
+    return "\n".join(line.rstrip() for line in drawn.splitlines())
 
 
 COMPILING = (

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from textwrap import indent
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -185,8 +186,7 @@ def _choices(listed: re.Match[str]) -> str:
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {sentence}" for name, sentence in COMMANDS.items())
+    commands = indent(terminal.table(COMMANDS.items()), "  ")
     usage = "usage: placeto COMMAND [OPTIONS]     (placeto COMMAND --help says more)"
     return f"{usage}\n\nPlaces neural-network computation graphs on devices.\n\n{commands}\n\nexample:\n{_EXAMPLE}"
 

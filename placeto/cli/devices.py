@@ -11,7 +11,7 @@ from rich.text import Text
 
 from placeto.problem.units import format_bytes
 from placeto.simulator.device_shares import device_shares
-from placeto.terminal import printable
+from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
@@ -48,15 +48,10 @@ def _lines(schedule: Schedule, letters: str, memory: bool) -> list[Text]:
     rows = [["device", "ops", *heads, "peak memory"]]
     for number, device in enumerate(cluster.devices):
         held = f"{format_bytes(int(schedule.peak_memory[number]))} of {format_bytes(device.memory)}"
-        rows.append([printable(device.name), f"{ops[number]}", *(f"{share:.1%}" for share in shares[number]), held])
+        rows.append([device.name, f"{ops[number]}", *(f"{share:.1%}" for share in shares[number]), held])
     if not memory:
         rows = [[row[0], *row[2:5]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [Text(cell.rjust(width)) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = Text(row[0].ljust(widths[0]))
-        lines.append(Text("  ").join(cells))
+    lines = [Text(line) for line in table(rows, numbers=True).splitlines()]
     for letter, style in zip(letters, _STYLES, strict=True):
         lines[0].highlight_words([letter], style)
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import UseAppendAction, arg
 
 from placeto.cli.common import (
-    OptionalInt,
     UsageError,
     check_output,
     missing_memory,
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 _FOLDERS = "torch-pipeline", "torchtitan"
 _TRAIN = "torchtitan", "megatron"
-_OF_FORMATS = {"--names": ("device-map",), "--stages": ("stages",), "--whole": ("device-map", "stages")}
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
@@ -46,7 +43,6 @@ class Arguments(PlacedArguments):
     """Write a placement for other tools.
 
     - device-map: JSON, the device of each module, for accelerate and models of Hugging Face.
-    - stages: JSON, contiguous pipeline stages and where to split, for torch.distributed.pipelining.
     - torch-pipeline: a folder from which torchrun trains the stages and replicas of a placement in micro-batches.
     - torchtitan: a folder with the same for torchtitan, in whole layers.
     - megatron, vllm, llama.cpp: a shell script with the arguments that give each device its layers.
@@ -75,9 +71,7 @@ class Arguments(PlacedArguments):
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """the file to write; for torch-pipeline and torchtitan, the folder"""
     whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
-    """a module that a device map or stages must not divide, in addition to the blocks; may be given several times"""
-    stages: OptionalInt = None
-    """how many stages; as many as devices if not given"""
+    """a module that a device map must not divide, in addition to the blocks; may be given several times"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
     """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
 
@@ -90,8 +84,6 @@ def run(arguments: Arguments) -> None:
     graph = problem.graph
     if arguments.format == "device-map":
         _device_map(schedule, arguments)
-    elif arguments.format == "stages":
-        _stages(schedule, arguments)
     elif arguments.format == "torch-pipeline":
         _torch_pipeline(schedule, arguments)
     elif arguments.format == "torchtitan":
@@ -120,16 +112,20 @@ def run(arguments: Arguments) -> None:
 def _check(arguments: Arguments) -> None:
     """Refuse an output that can't be written, and options of other formats, before any work is done."""
     path, kind = arguments.output, arguments.format
+    if kind == "stages":  # for one version: it was a format
+        raise UsageError(
+            "--format stages: there is no such format any more; place a step in micro-batches with --placer "
+            "torch-pipeline, and export it with --format torch-pipeline"
+        )
     if kind == "html":
         check_page("--out", path)
     elif kind not in _FOLDERS or not path.is_dir():
         check_output("--out", path)
     if kind in _FOLDERS and path.exists() and not path.is_dir():
         raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
-    given = {"--names": arguments.names, "--stages": arguments.stages is not None, "--whole": arguments.whole}
-    for option, formats in _OF_FORMATS.items():
-        if given[option] and kind not in formats:
-            raise UsageError(f"{option}: goes with --format {' or '.join(formats)}, not with {kind}")
+    for option, given in {"--names": arguments.names, "--whole": arguments.whole}.items():
+        if given and kind != "device-map":
+            raise UsageError(f"{option}: goes with --format device-map, not with {kind}")
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:
@@ -147,22 +143,6 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     _cost("whole modules", made.step.whole, schedule)
     _cost("in program order", made.step.in_order, schedule)
     _notes([*made.step.notes, *filter(None, [made.offload_note(said)])])
-
-
-def _stages(schedule: Schedule, arguments: Arguments) -> None:
-    from placeto.formats.exports import ExportWarning, pipeline_stages
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ExportWarning)
-        made = pipeline_stages(schedule, arguments.stages, arguments.whole)
-    names = schedule.problem.cluster.device_names
-    write_text(json.dumps(made.described(names), indent=1) + "\n", arguments.output)
-    say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
-    for device, modules, us in zip(made.devices, made.modules, made.stage_us, strict=True):
-        what = f"{modules[0]} to {modules[-1]}" if modules else "ops between modules"
-        say(f"{names[device]:<12} {format_us(float(us)):>10}, {what}")
-    say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
-    _notes([str(warning.message) for warning in caught])
 
 
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:

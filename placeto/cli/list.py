@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from placeto.cli.common import say
 from placeto.placers import families, first_line, load_family, placer_names
+from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster, Device
@@ -33,10 +34,7 @@ def run(arguments: Arguments) -> None:
         "rewards": _rewards,
         "placement-rewards": _placement_rewards,
     }
-    table = tables[arguments.what]()
-    width = max(map(len, table), default=0)
-    for name, sentence in table.items():
-        say(f"{name:<{width}}  {sentence}")
+    say(table(tables[arguments.what]().items()))
 
 
 def _families() -> dict[str, str]:

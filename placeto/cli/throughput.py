@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from placeto.cli.common import UsageError, say
 from placeto.heuristics.throughput import StreamPlacement
 from placeto.problem.units import format_bytes, format_rate, format_us
+from placeto.terminal import table
 
 
 def check_options(micro_batches: int | str, refused: Mapping[str, bool]) -> None:
@@ -44,11 +45,11 @@ def describe_stream(name: str, result: StreamPlacement) -> None:
         say(f"optimal      not proven: no {kind} has less than {format_us(result.bound_us)}")
     if result.placer == "free" and result.contiguous_us < float("inf"):
         say(f"contiguous   {format_us(result.contiguous_us)} ({result.contiguous_us:.3f} us), the best that was found")
-    width = max(len("device"), *map(len, cluster.device_names))
-    say(f"{'device':<{width}}  {'ops':>6}  {'load':>9}  {'memory':>18}")
+    rows = [["device", "ops", "load", "memory"]]
     counts = [int((result.placement == device).sum()) for device in range(cluster.num_devices)]
     for device, count, load_us, held in zip(
         cluster.devices, counts, result.loads_us.tolist(), result.held.tolist(), strict=True
     ):
         memory = f"{format_bytes(held)} of {format_bytes(device.memory)}"
-        say(f"{device.name:<{width}}  {count:>6}  {format_us(load_us):>9}  {memory:>18}")
+        rows.append([device.name, f"{count}", format_us(load_us), memory])
+    say(table(rows, numbers=True))

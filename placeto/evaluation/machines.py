@@ -14,6 +14,7 @@ from placeto.problem.units import format_us
 from placeto.simulator.data_parallel import DataParallel, data_parallel
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.single_device import best_single
+from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.placers import Placer
@@ -88,12 +89,7 @@ def machine_table(machines: Sequence[Machine]) -> str:
         row += [f"x {_span(f'{least:.2f}', f'{most:.2f}')}", _yes(replicas.fits)]
         row += [_price(machine.price_per_step), _price(machine.price_per_batch)] if priced else []
         cells.append(row)
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs)).rstrip()
-        for row in cells
-        for pairs in [list(zip(row, widths, strict=True))]
-    )
+    return table(cells, numbers=True)
 
 
 def save_machines(machines: Sequence[Machine], graph: str, path: str | Path) -> None:

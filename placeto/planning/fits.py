@@ -18,6 +18,7 @@ from placeto.problem.units import format_bytes
 from placeto.simulator.memory_timeline import CATEGORIES, peak_by_category
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
@@ -103,9 +104,7 @@ class Fits:
             ]
             for need in self.needs
         ]
-        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows])
-        return "\n".join(line.rstrip() for line in lines)
+        return table([head, *rows])
 
 
 def fits(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
+from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.formats.plan import PlanFile
@@ -227,8 +228,4 @@ class Plans:
         return [head, *rows]
 
     def __str__(self) -> str:
-        rows = self.cells()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return table(self.cells())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import socket
@@ -11,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP  # errors of a file system without locks
-_held: set[Path] = set()  # files and folders that this process has locked
 
 
 class BusyError(ValueError):
@@ -77,42 +77,33 @@ def locked(path: str | Path) -> Iterator[None]:
         OSError: the lock file can't be made.
     """
     target = Path(os.path.realpath(path))
-    if target in _held:
-        yield
-        return
-    lock = target / ".lock" if target.is_dir() else target.with_name(f"{_hidden(target)}.lock")
-    stream = _lock(lock, path)
-    _held.add(target)
+    file = target / ".lock" if target.is_dir() else target.with_name(f"{_hidden(target)}.lock")
+    lock = FileLock(file, blocking=False, thread_local=False, is_singleton=True, fallback_to_soft=False)
+    again = lock.is_locked
     try:
+        lock.acquire()
+    except Timeout:
+        holder = _text(file) or "another process"
+        raise BusyError(f"{path}: {holder} is writing to it; wait until that ends, or choose another file") from None
+    except OSError as problem:
+        if problem.errno not in _NO_LOCKS:
+            raise
+    try:
+        if not again:
+            with suppress(OSError):  # a full disk: the lock holds, but doesn't name its process
+                file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        _held.discard(target)
-        lock.unlink(missing_ok=True)  # before it is unlocked: a process that has it open then sees that it is gone
-        os.close(stream)
+        if not again:
+            file.unlink(missing_ok=True)  # before it is unlocked: a process that has it open then sees that it is gone
+        lock.release()
 
 
-def _lock(lock: Path, path: str | Path) -> int:
-    """Open and lock a lock file, write this process into it, and return its file descriptor."""
-    while True:
-        stream = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(stream, 200).decode(errors="replace") or "another process"
-            os.close(stream)
-            raise BusyError(
-                f"{path}: {holder} is writing to it; wait until that ends, or choose another file"
-            ) from None
-        except OSError as problem:
-            if problem.errno not in _NO_LOCKS:
-                os.close(stream)
-                raise
-        if os.fstat(stream).st_nlink:
-            with suppress(OSError):  # a full disk: the lock holds, but doesn't name its process
-                os.ftruncate(stream, 0)
-                os.write(stream, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            return stream
-        os.close(stream)  # its last holder has removed it since it was opened
+def _text(file: Path) -> str:
+    """The beginning of a file; "" if it can't be read."""
+    with suppress(OSError), file.open(errors="replace") as stream:
+        return stream.read(200)
+    return ""
 
 
 def _hidden(target: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import GradientSums, gradient_sums
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 
@@ -131,12 +131,9 @@ def _ranks(graph: ComputationGraph, relays: list[str]) -> np.ndarray:
     return rank
 
 
-def path_us(graph: ComputationGraph, time_us: np.ndarray, sums: GradientSums | None = None) -> np.ndarray:
-    """(N,) microseconds of each op on a path; 0 for the ops of `sums`, since lowering may take them off the path.
-
-    Without `sums`, those of `gradient_sums` are used.
-    """
-    additions = (sums or gradient_sums(graph)).additions
+def path_us(graph: ComputationGraph, time_us: np.ndarray) -> np.ndarray:
+    """(N,) microseconds of each op on a path; 0 for gradient sums, since lowering may take them off the path."""
+    additions = gradient_sums(graph).additions
     if not len(additions):
         return time_us
     time_us = time_us.copy()

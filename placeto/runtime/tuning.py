@@ -25,7 +25,7 @@ from placeto.problem.costs.profiled import Profiled
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.placed import PlacedStep
-from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.profiling import profile
 from placeto.runtime.steps import RealStep
 from placeto.runtime.stopwatch import LEAST, in_turns, stopwatch
 from placeto.simulator.evaluator import PlacementResult
@@ -71,7 +71,6 @@ class Tuned:
     measured_us: float  # of `result`, in the last check
     one_device_us: float  # in the last check
     rounds: tuple[Round, ...]
-    profile: Profile
 
 
 def tune(
@@ -135,7 +134,7 @@ def tune(
         max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
     )
     ours, one = (float(np.median(of)) for of in (check[0], check[-1]))
-    return Tuned(final if ours < one else single, min(ours, one), one, tuple(rounds), made)
+    return Tuned(final if ours < one else single, min(ours, one), one, tuple(rounds))
 
 
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:

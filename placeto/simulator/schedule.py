@@ -239,15 +239,12 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
     return op_slack[: problem.num_ops]
 
 
-def simulate_batch(
-    batch: ProblemBatch, index: np.ndarray, placements: np.ndarray, cutoff: float = math.inf
-) -> tuple[np.ndarray, np.ndarray]:
+def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Simulate B placements, in parallel if there are enough of them: row b of `placements` on problem ``index[b]``.
 
     `placements` is (B, W) int64 with W >= N of each problem; entries beyond N are ignored. Returns the makespans (B,)
     float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
-    max(0, peak - memory) / memory. If the makespan exceeds `cutoff`, both are inf. The result does not depend on the
-    number of threads.
+    max(0, peak - memory) / memory. The result does not depend on the number of threads.
 
     Raises:
         PlacementError: shapes don't match, or a problem isn't in the batch or a device isn't in its cluster.
@@ -269,7 +266,7 @@ def simulate_batch(
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
     pair = len(index) == 2 and placements.size >= PARALLEL_OPS
     several = pair or len(index) >= SERIAL_BELOW
-    _run_batch(batch.arrays, index, placements, float(cutoff), makespans, overflows, several)
+    _run_batch(batch.arrays, index, placements, makespans, overflows, several)
     return makespans, overflows
 
 
@@ -294,7 +291,6 @@ def _run_batch(
     flat: FlatProblems,
     index: np.ndarray,
     placements: np.ndarray,
-    cutoff: float,
     makespans: np.ndarray,
     overflows: np.ndarray,
     several: bool,
@@ -305,7 +301,7 @@ def _run_batch(
     """
     if several:
         for b in prange(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
+            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)
     else:
         for b in range(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
+            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)

@@ -75,34 +75,32 @@ def find_checkpoint(path: str | Path) -> Path:
     return path
 
 
-def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint file, or the one of a run directory, and return its values; see `checkpoint_path`.
-
-    The parameters are put on the torch device `device`.
 
     Raises:
         CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
         OSError: it can't be read.
     """
     path = find_checkpoint(path)
-    state = _weights(path, device) if path.suffix == SUFFIX else _unpickled(path, device)
+    state = _weights(path) if path.suffix == SUFFIX else _unpickled(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
     _check(state, path)
     return state
 
 
-def _weights(path: Path, device: str) -> dict[str, Any]:
-    """Read a weights file, with its parameters as tensors on a torch device."""
+def _weights(path: Path) -> dict[str, Any]:
+    """Read a weights file, with its parameters as tensors."""
     try:
         state = load_weights(path)
     except WeightsError as problem:
         raise CheckpointError(str(problem)) from None
-    parameters = {name: torch.from_numpy(value).to(device) for name, value in state["best_parameters"].items()}
+    parameters = {name: torch.from_numpy(value) for name, value in state["best_parameters"].items()}
     return state | {"best_parameters": parameters}
 
 
-def _unpickled(path: Path, device: str) -> Any:
+def _unpickled(path: Path) -> Any:
     """Read a file of `torch.save`, without running code from it, after checking its size and checksums."""
     data = BytesIO(path.read_bytes())
     try:
@@ -113,7 +111,7 @@ def _unpickled(path: Path, device: str) -> Any:
         if damaged is not None:
             raise zipfile.BadZipFile(f"damaged: the checksum of {damaged} is another")
         data.seek(0)
-        state = torch.load(data, map_location=device, weights_only=True)
+        state = torch.load(data, map_location="cpu", weights_only=True)
     except Exception as problem:  # damaged files raise many kinds of errors
         reason = _short(problem) or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None

@@ -56,7 +56,7 @@ def test_no_help_of_an_option_is_broken_where_the_source_is(
 def test_each_format_of_exports_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("export", "--help") == 0
     items = re.findall(r"^- ([\w., -]+):", capsys.readouterr().out, flags=re.MULTILINE)
-    assert items[:3] == ["device-map", "stages", "torch-pipeline"]
+    assert items[:2] == ["device-map", "torch-pipeline"]
     assert items[-2:] == ["trace", "html"]
 
 

@@ -188,7 +188,7 @@ def test_a_placement_of_another_graph_is_refused_as_such(capsys: pytest.CaptureF
         ("simulate", "net.py:train", "--micro-batches", "2", *on),
         ("simulate", "cifar10:test:0", *on),
         ("report", "net.py:train", "--precision", "bf16", *on, "-o", "a.html"),
-        ("export", "net.py:train(width=16)", *on, "-o", "a.json", "--format", "stages"),
+        ("export", "net.py:train(width=16)", *on, "-o", "a.json", "--format", "device-map"),
         ("run", "net.py:train", *local, "--inference"),
         ("run", "net.py:train", *local, "--set", "width=16"),
     ):

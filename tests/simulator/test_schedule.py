@@ -251,18 +251,9 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
         np.testing.assert_array_equal(simulate(again, placement, cutoff).slack_us, once.slack_us)
         for same in (batch, pickle.loads(pickle.dumps(batch))):
             for same_rows in (placements, placements.astype(np.int32), np.asfortranarray(placements)):
-                result = simulate_batch(same, index.astype(np.uint8), same_rows, cutoff)
+                result = simulate_batch(same, index.astype(np.uint8), same_rows)
                 np.testing.assert_array_equal(result, (makespans, overflows))
     assert [len(kernel.signatures) for kernel in kernels] == before
-
-
-def test_batch_cutoff() -> None:
-    batch, index, placements = _batch(np.random.default_rng(8), 50)
-    makespans, overflows = simulate_batch(batch, index, placements)
-    cutoff = float(np.median(makespans))
-    cut, cut_overflows = simulate_batch(batch, index, placements, cutoff)
-    np.testing.assert_array_equal(cut, np.where(makespans <= cutoff, makespans, np.inf))
-    np.testing.assert_array_equal(cut_overflows, np.where(makespans <= cutoff, overflows, np.inf))
 
 
 def test_schedule_keeps_its_own_placement() -> None:

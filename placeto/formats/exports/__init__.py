@@ -1,21 +1,17 @@
-"""A placement in the forms that other tools read: device maps, pipeline stages, pictures of modules, graphs of ops."""
+"""A placement in the forms that other tools read: device maps, pipelines, pictures of modules, graphs of ops."""
 
 from placeto.formats.exports.device_map import DeviceMap, device_map
 from placeto.formats.exports.dot import modules_dot
 from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.graphml import save_graphml
-from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
 from placeto.formats.exports.torch_pipeline import TorchPipeline, save_torch_pipeline, torch_pipeline
 
 __all__ = [
     "DeviceMap",
     "ExportError",
-    "ExportWarning",
-    "Stages",
     "TorchPipeline",
     "device_map",
     "modules_dot",
-    "pipeline_stages",
     "save_graphml",
     "save_torch_pipeline",
     "torch_pipeline",

@@ -8,7 +8,7 @@ Legend: N ops, B boxes.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 
 import numpy as np
 
@@ -50,16 +50,14 @@ def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
         style = "style=striped, " if len(shown) > 1 else ""
         lines.append(f'  b{number} [label="{text}", {style}fillcolor="{":".join(stripes)}"];')
     crossing = box[graph.edge_src] != box[graph.edge_dst]
-    arrows: dict[tuple[int, int], float] = defaultdict(float)
-    seen = set()
-    for edge in np.flatnonzero(crossing).tolist():
-        tensor, to = int(graph.edge_tensor[edge]), int(box[graph.edge_dst[edge]])
-        if (tensor, to) not in seen:  # a tensor goes to a box once
-            seen.add((tensor, to))
-            arrows[int(box[graph.edge_src[edge]]), to] += float(graph.output_bytes[tensor])
-    most = max(arrows.values(), default=0.0) or 1.0
+    reads = np.stack([graph.edge_tensor, box[graph.edge_dst]])[:, crossing]
+    tensor, to = np.unique(reads, axis=1)  # a tensor goes to a box once
+    arrows = Counter[tuple[int, int]]()
+    for src, dst, size in zip(box[graph.producer[tensor]], to, graph.output_bytes[tensor], strict=True):
+        arrows[src, dst] += int(size)
+    most = max(arrows.values(), default=0) or 1
     for (src, dst), size in sorted(arrows.items()):
-        label = f', label="{format_bytes(int(size))}"' if size >= _LABELLED * most else ""
+        label = f', label="{format_bytes(size)}"' if size >= _LABELLED * most else ""
         back = ", constraint=false" if dst < src else ""
         lines.append(f"  b{src} -> b{dst} [penwidth={0.5 + 3.0 * size / most:.2f}{label}{back}];")
     return "\n".join([*lines, "}", ""])

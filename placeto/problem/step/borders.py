@@ -2,19 +2,16 @@
 
 A tool that trains a pipeline (`torch.distributed.pipelining`, torch 2.13) cuts a model before or after a call of a
 module. It gives the model's inputs to the first stage, takes the output and the loss from the last one, and trains a
-copy of a parameter in each stage that reads it. Schedules for several stages a device, as for an order in a file, send
-tensors between neighbouring stages only. Those for one stage a device, as GPipe and 1F1B, also send to later stages,
-but take the gradient of a tensor from one stage only.
+copy of a parameter in each stage that reads it. It sends tensors between neighbouring stages only.
 
-Legend: N ops, L layers, P parts between borders, F ops of the forward pass of a micro-batch, without the loss and what
-follows from it.
+Legend: N ops, L layers, T tensors, F ops of the forward pass of a micro-batch, without the loss and what follows from
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -25,10 +22,6 @@ from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first,
 
 BEGINNING, END = "beginning", "end"
 _NOWHERE = -1
-_BITS = tuple(f"{kind}_{what}" for kind in ("logical", "bitwise") for what in ("and", "or", "not", "xor"))
-_COMPARISONS = "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"
-_WHOLE_NUMBERS = *_BITS, *_COMPARISONS, "argmax", "argmin", "argsort", "one_hot", "bucketize"
-"""Types of ops that make integers or booleans, which have no gradient."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Borders:
     program: np.ndarray  # (F,) int64, ops of the first micro-batch's forward pass in program order
     border: tuple[Border, ...]  # (L-1,)
     why: str  # why a tool that trains pipelines can't run the graph, wherever it is cut; "" = it can
-    tensors: tuple[tuple[int, ...], ...]  # those that cross several borders: places where each is made, then read
+    tensors: np.ndarray  # (T, 2) those that cross several borders: the places where each is made, and read last
 
     def refusal(self, layers: Sequence[int]) -> str:
         """Return the reason why a tool can't train stages in the order of a plan; "" if it can.
@@ -62,9 +55,9 @@ class Borders:
             return self.why
         if why := next((cut.why for cut in cuts if cut.why), ""):
             return why
-        made, read = (np.searchsorted([cut.place for cut in cuts], places, "right") for places in self._ends)
-        if (far := read - made > 1).any():
-            maker, *_, reader = self.tensors[int(far.argmax())]
+        stages = np.searchsorted([cut.place for cut in cuts], self.tensors, "right")
+        if (far := np.diff(stages)[:, 0] > 1).any():
+            maker, reader = self.tensors[int(far.argmax())].tolist()
             return (
                 f"{self._name(maker)} is read by {self._name(reader)}, more than one stage later; torch sends to the "
                 "next stage only: pass it on through the modules between, or use fewer stages"
@@ -73,36 +66,6 @@ class Borders:
         if twice := next((module for module in modules if modules.count(module) > 1), ""):
             return f"{twice} alone would be a stage, which torch can't cut out: use fewer stages"
         return ""
-
-    def stages(self, layers: Sequence[int]) -> tuple[np.ndarray, str]:
-        """Return which stages torch runs by a schedule for one stage a device, and a reason against the others.
-
-        Args:
-            layers: layers before which the model can be cut, ascending: P - 1 of them, for P parts.
-
-        Returns:
-            (P+1, P+1) bool, at [a, b] whether the parts a to b - 1 may be a stage; and a clause, "" if all may be.
-        """
-        places = [self.border[layer - 1].place for layer in layers]
-        runs, why = np.ones((len(layers) + 2, len(layers) + 2), bool), ""
-        for tensor in self.tensors if self.graph.mode == "training" else ():
-            made, *read = np.searchsorted(places, tensor, "right").tolist()
-            if self.graph.op_types[self.program[tensor[0]]].rpartition(".")[2] in _WHOLE_NUMBERS:
-                continue
-            for part, reader in zip(read, tensor[1:], strict=True):
-                if made < part < read[-1]:
-                    runs[made + 1 : part + 1, part + 1 : read[-1] + 1] = False
-                    ends = f"{self._name(reader)} and {self._name(tensor[-1])}"
-                    why = why or (
-                        f"{self._name(tensor[0])} is read by {ends}; torch takes its gradient from one later stage "
-                        "only: pass it on through the modules between, or use fewer stages"
-                    )
-        return runs, why
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        """(2, ...) the places where each of `tensors` is made, and where it is read last."""
-        return np.array([(tensor[0], tensor[-1]) for tensor in self.tensors], np.int64).reshape(-1, 2).T
 
     def _name(self, place: int) -> str:
         return self.graph.op_names[self.program[place]] if place < len(self.program) else "the loss"
@@ -118,7 +81,9 @@ def find_borders(graph: ComputationGraph, number: np.ndarray, busy: np.ndarray, 
         num_layers: L.
     """
     program = np.flatnonzero(before_loss(graph) & in_first(graph))
-    why = never_cut(graph) or ("" if busy[program].any() else _IDLE)
+    if why := never_cut(graph):
+        return Borders(graph, program, (Border(why=why),) * (num_layers - 1), why, np.empty((0, 2), np.int64))
+    why = "" if busy[program].any() else _IDLE
     place = np.full(graph.num_ops, _NOWHERE, np.int64)
     place[program] = np.arange(len(program))
     computing = np.flatnonzero(busy[program])
@@ -165,11 +130,6 @@ def never_cut(graph: ComputationGraph) -> str:
                 f"the loss reads the trained parameter {graph.op_names[src]}; torch trains those that the stages read: "
                 "read it in the model's last module"
             )
-    return several_programs(graph)
-
-
-def several_programs(graph: ComputationGraph) -> str:
-    """Return the reason why torch, which runs one program for all micro-batches, can't run a graph; "" if it can."""
     forward = before_loss(graph)
     programs = {
         tuple(graph.modules[op] for op in np.flatnonzero(forward & (graph.micro_batches == number)).tolist())
@@ -224,22 +184,10 @@ class _Facts:
         src, dst = graph.edge_src, graph.edge_dst
         between = self.forward[src] & self.forward[dst]
         self.edges = np.flatnonzero(between)
-        if graph.mode == "training":
-            outputs = [int(src[e]) for e in self.edges if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
-        else:
-            outputs = [op for op in program.tolist() if not graph.readers[op]]
+        outputs = [int(src[e]) for e in self.edges if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
         self.output = min(outputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
-        self.input = max(self._inputs(program), key=lambda op: int(self.place[op]), default=_NOWHERE)
+        self.input = max((op for op in program.tolist() if graph.module_inputs[op]), default=_NOWHERE)
         self.parameters = self._readers()
-
-    def _inputs(self, program: np.ndarray) -> list[int]:
-        """The ops that read inputs of the model, without the targets of a loss that the model computes at its end."""
-        graph, ops = self.graph, program.tolist()
-        if graph.mode == "training" and LOSS not in graph.modules:
-            last = max((place for place, op in enumerate(ops) if graph.modules[op]), default=len(ops))
-            read = {name for op in ops[: last + 1] for name in graph.module_inputs[op]}
-            return [op for op in ops if not read.isdisjoint(graph.module_inputs[op])]
-        return [op for op in ops if graph.module_inputs[op]]
 
     def _readers(self) -> list[tuple[int, int, int]]:
         """Each parameter that is read in several places: its op, the first op that reads it, and the last one."""
@@ -276,19 +224,18 @@ class _Facts:
                 "the modules before, or use fewer stages",
             )
         if self.output != _NOWHERE and place[self.output] < cut.place:
-            read = "is read by the loss" if graph.mode == "training" else "gives an output"
             return replace(
                 cut,
-                why=f"{graph.op_names[self.output]} before it {read}; torch takes the output from the last stage only: "
-                "pass it on through the modules behind, or use fewer stages",
+                why=f"{graph.op_names[self.output]} before it is read by the loss; torch takes the output from the "
+                "last stage only: pass it on through the modules behind, or use fewer stages",
             )
         return cut
 
-    def tensors(self, cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The tensors that cross at least two of the places `cuts`: where each is made, and then where it is read."""
-        graph, places = self.graph, dict[int, list[int]]()
+    def tensors(self, cuts: Sequence[int]) -> np.ndarray:
+        """(T, 2) the tensors that cross at least two of the places `cuts`: where each is made, and is read last."""
+        graph, ends = self.graph, dict[int, tuple[int, int]]()
         src, dst, tensor = (array[self.edges] for array in (graph.edge_src, graph.edge_dst, graph.edge_tensor))
         for made, read, number in zip(*(a.tolist() for a in (self.place[src], self.place[dst], tensor)), strict=True):
-            places.setdefault(number, [made]).append(read)
-        found = [(made, *sorted(set(read))) for made, *read in places.values()]
-        return tuple(each for each in found if np.diff(np.searchsorted(cuts, (each[0], each[-1]), "right")) > 1)
+            ends[number] = made, max(read, ends.get(number, (made, read))[1])
+        places = np.array(list(ends.values()), np.int64).reshape(-1, 2)
+        return places[np.diff(np.searchsorted(cuts, places, "right"))[:, 0] > 1]

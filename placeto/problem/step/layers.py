@@ -18,7 +18,6 @@ from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.blocks import Blocks, find_blocks
 from placeto.problem.step.borders import Borders, find_borders
-from placeto.problem.step.forward_pass import in_forward
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class Layers:
 
 
 @lru_cache(maxsize=16)
-def layers(problem: PlacementProblem, whole: bool, everywhere: bool = False) -> Layers:
+def layers(problem: PlacementProblem, whole: bool) -> Layers:
     """Divide a graph into layers, between which a plan may cut it; cached.
 
     The forward pass of a micro-batch is cut where it goes on in another module, if at most as many bytes cross the cut
@@ -69,8 +68,6 @@ def layers(problem: PlacementProblem, whole: bool, everywhere: bool = False) -> 
     Args:
         problem: has the graph.
         whole: whether modules with parameters stay whole.
-        everywhere: whether to cut wherever the forward pass goes on in another module. What is computed between two
-            modules then joins the layer before it in the program, as it does when torch cuts a model.
     """
     graph, busy = problem.graph, problem.busy_us.mean(axis=1)
     modules, micro_batch = graph.modules, graph.micro_batches.tolist()
@@ -86,12 +83,8 @@ def layers(problem: PlacementProblem, whole: bool, everywhere: bool = False) -> 
     for op in order:
         if where[op] >= 0 and where[op] not in (known := runs_of.setdefault(modules[op], [])):
             known.append(where[op])
-    forward, now = in_forward(graph) & everywhere, dict[int, int]()  # the run that each micro-batch has come to
     for op in order:
-        if where[op] < 0 and forward[op]:
-            where[op] = now.get(micro_batch[op], NO_MICRO_BATCH)
         if where[op] >= 0:
-            now[micro_batch[op]] = where[op]
             continue
         near = [where[p] for p in producers[op] if where[p] >= 0]
         if runs := runs_of.get(modules[op]):
@@ -119,7 +112,7 @@ def layers(problem: PlacementProblem, whole: bool, everywhere: bool = False) -> 
             crossing[last + 1] -= made[op]
     crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
     beside = np.concatenate([[np.inf], crossing, [np.inf]])
-    cut = (crossing <= beside[:-2]) & (crossing <= beside[2:]) | everywhere
+    cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
     cut[last_before_loss:] = False
     layer = np.concatenate([[0], cut.cumsum()])[where]
     parameters = np.where(np.array(graph.op_types) == "parameter", made, 0)
