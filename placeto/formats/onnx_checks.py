@@ -78,10 +78,10 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     named = {opset.domain for opset in model.opset_import}
     others = {opset.domain: opset for function in model.functions for opset in function.opset_import}
     model.opset_import.extend(opset for domain, opset in others.items() if domain not in named | set(OWN))
+    advice = "convert the model to one opset, by onnx.version_converter"
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except (checker.ValidationError, RuntimeError) as problem:
-        advice = "convert the model to one opset, by onnx.version_converter"
         raise GraphError(
             f"its functions can't be replaced by their bodies ({one_line(str(problem))}): {advice}"
         ) from None
@@ -143,24 +143,30 @@ def _has_small_values(tensor: onnx.TensorProto, folder: Path) -> bool:
     Raises:
         GraphError: it has other values than its shape and its dtype say.
     """
-    from onnx import external_data_helper, numpy_helper
+    from onnx import numpy_helper
 
     what = f"weight {quote(tensor.name)}"
     check_shape(tuple(tensor.dims), what)
     small = prod(tensor.dims) <= SMALL
-    external = tensor.data_location == tensor.EXTERNAL
-    if external and not small:
-        return False
+    if tensor.data_location == tensor.EXTERNAL:
+        return small and _read_values(tensor, folder)
     try:
-        if external:
-            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = tensor.DEFAULT
-            del tensor.external_data[:]
         numpy_helper.to_array(tensor)
-    except Exception as problem:  # of numpy, of the file, or of onnx
-        if external:
-            return False
-        raise GraphError(
-            f"{what} has other values than its shape and its dtype say ({one_line(str(problem))})"
-        ) from None
+    except (LookupError, TypeError, ValueError) as problem:
+        clue = one_line(str(problem))
+        raise GraphError(f"{what} has other values than its shape and its dtype say ({clue})") from None
     return small
+
+
+def _read_values(tensor: onnx.TensorProto, folder: Path) -> bool:
+    """Read the values of a tensor from a file below `folder`; return whether they could be read."""
+    from onnx import external_data_helper, numpy_helper
+
+    try:
+        external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = tensor.DEFAULT
+        del tensor.external_data[:]
+        numpy_helper.to_array(tensor)
+    except Exception:  # no such file, one of another folder or length, or anything that onnx finds wrong
+        return False
+    return True

@@ -55,6 +55,8 @@ def bomb(around: bool = False) -> object:
 MATMUL = node("MatMul", "x", "w", "y")
 SPLIT = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=HUGE, axis=0)
 SPARSE = helper.make_sparse_tensor(helper.make_tensor("w", FLOAT, [1], [1.0]), weight("i", [1], 1, INT64), [4, 4])
+BRANCH = helper.make_graph([node("Relu", "x", "z")], "z", [], [helper.make_tensor_value_info("z", FLOAT, [4, 4])])
+CONDITION = helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
 HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
     "too many parts": (lambda: model(SPLIT), "damaged, or too much for the package onnx"),
     "no data": (
@@ -90,8 +92,17 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
         "node 'Constant': a sparse constant can't be imported",
     ),
     "no opset": (lambda: onnx.ModelProto(graph=model(node("Relu", "x", "y")).graph), "."),  # type: ignore[attr-defined]
-    "a function that calls itself": (lambda: bomb(around=True), "its functions can't be replaced .*Cycle detected"),
+    "a function that calls itself": (lambda: bomb(around=True), "Cycle detected|reading it crashed"),
     "functions without end": (bomb, "damaged, or too much for the package onnx"),
+    "control flow": (
+        lambda: model(node("If", "c", "y", then_branch=BRANCH, else_branch=BRANCH), weights=(CONDITION,)),
+        "node 'If': If is control flow",
+    ),
+    "a shape that depends on values": (
+        lambda: model(node("NonZero", "x", "n"), node("Cast", "n", "y", to=FLOAT)),
+        r"node 'NonZero': the shape of 'n' isn't known \(NonZero\); shapes that depend on values",
+    ),
+    "no such output": (lambda: model(node("Relu", "x", "z")), "nothing makes 'y', an output of the model"),
     "an op with a name for terminals": (lambda: model(node("\x1b[31m", "x", "y")), r"OpType: \\x1b\[31m"),
     "a sequence": (
         lambda: model(node("SequenceConstruct", "x", "x", "s"), node("ConcatFromSequence", "s", "y", axis=0)),
