@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,10 +139,10 @@ class _Importer:
         self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None for an input or a constant
         self.constants: set[str] = set()
         self.known = known
-        self.unread = {name for name, (shape, _) in weights.items() if prod(shape) <= SMALL}
         self.made |= dict.fromkeys(value.name for value in graph.input)
         for name, weight in weights.items():
             self._keep(name, Operand(*weight))
+        self.unread = {name for name in self.constants if self.operands[name].elements <= SMALL}  # shapes, perhaps
         for tensor in graph.initializer:
             self._keep(tensor.name, Operand(tuple(tensor.dims), tensor.data_type))
         self.ops: list[dict[str, Any]] = []
