@@ -1,8 +1,8 @@
 """FLOPs of products: a table of ops with their formulas, and a line about the computing ops that have no formula.
 
-Matrix products, convolutions, attention, Fourier transforms and decompositions are counted, with 2 FLOPs for a
-multiplication and an addition. Other ops, such as norms, pooling and elementwise ops, have 0 FLOPs. Products of complex
-numbers take 4 times as many FLOPs as those of real numbers.
+Matrix products, convolutions, attention, Fourier transforms and systems of linear equations are counted, with 2 FLOPs
+for a multiplication and an addition. Other ops, such as norms, pooling and elementwise ops, have 0 FLOPs. Products of
+complex numbers take 4 times as many FLOPs as those of real numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from placeto.capture.linalg_flops import DECOMPOSING
+from placeto.capture.linalg_flops import SOLVING
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.uncounted import told, without_formula
 
@@ -241,7 +241,7 @@ _KINDS: dict[Callable[..., int], str] = {
     "_scaled_dot_product_fused_attention_overrideable_backward",
     _transform: "_fft_c2c _fft_r2c _fft_c2r",
 }
-_KERNELS = {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()} | DECOMPOSING
+_KERNELS = {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()} | SOLVING
 FORMULAS: dict[str, Callable[..., int]] = {
     **{f"aten.{name}": formula for name, formula in _KERNELS.items()},
     "torchvision.deform_conv2d": _convolution_of,
@@ -253,5 +253,5 @@ For a type that isn't here, torch's own table is used."""
 TRANSFORMS = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
 """Ops whose formula already counts complex numbers."""
 _PAIRS = ("_pdist_forward", "_pdist_backward", "_cdist_forward", "_cdist_backward")
-WITHOUT_TF32 = TRANSFORMS | {f"aten.{name}" for name in (*DECOMPOSING, *_PAIRS)}
+WITHOUT_TF32 = TRANSFORMS | {f"aten.{name}" for name in (*SOLVING, *_PAIRS)}
 """Ops that compute in float32 where products compute in TF32."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
-from placeto.formats.onnx_checks import packed_bits
 from placeto.problem.dtypes import DEFAULT, DTYPES
 
 PASSING = {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -15,7 +14,7 @@ _GATHERS = {  # op -> inputs of which it reads only as many bytes as it writes
     **dict.fromkeys(("Gather", "GatherElements", "GatherND", "GatherBlockQuantized", "Slice"), (0,)),
     "EmbedLayerNormalization": (2, 3, 4),
 }
-_QUANTIZING = ("DynamicQuantizeMatMul", "DynamicQuantizeLSTM")  # round their first input to integers
+_PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}  # of dtypes that share a byte
 _FLOATS = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -47,7 +46,7 @@ def item_bytes(operand: Operand) -> int:
     """Return the bytes of a tensor; several numbers of 4 or 2 bits share a byte."""
     from onnx import helper
 
-    if bits := packed_bits(operand.label):
+    if bits := _PACKED_BITS.get(operand.label):
         return -(-operand.elements * bits // 8)
     return operand.elements * int(helper.tensor_dtype_to_np_dtype(operand.dtype).itemsize)
 
@@ -67,13 +66,12 @@ def bytes_accessed(kind: str, read: Sequence[Operand | None], written: Sequence[
     return sum(sizes) + out
 
 
-def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], computes: bool) -> str:
+def dtype_of(read: Sequence[Operand], written: Sequence[Operand], computes: bool) -> str:
     """Return the dtype in which an op computes: the first floating-point dtype that it writes or reads.
 
-    An op that has FLOPs (`computes`) and multiplies integers computes in int8, whatever the dtypes of its scales and
-    its result are.
+    An op that has FLOPs (`computes`) and multiplies integers computes in int8.
     """
-    if computes and (not read[0].is_float or kind in _QUANTIZING):
+    if computes and not read[0].is_float:
         return "int8"
     label = next((operand.label for operand in (*written, *read) if operand.is_float), None)
     if label is None:
@@ -85,17 +83,16 @@ def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], com
 def kernel(kind: str, read: Sequence[Operand], attributes: Mapping[str, Any]) -> str:
     """Return "depthwise" for a convolution of each channel by itself, "grouped" for one in groups, else ""."""
     groups = attributes.get("group", 1)
-    if kind not in (*_CONVOLUTIONS, *_CHANNELS_LAST) or groups == 1:
+    if kind not in ("Conv", "ConvTranspose", "DeformConv") or groups == 1:
         return ""
-    last = attributes.get("channels_last") or kind in _CHANNELS_LAST
-    return "depthwise" if read[0].shape[-1 if last else 1] == groups else "grouped"
+    return "depthwise" if read[0].shape[1] == groups else "grouped"
 
 
 def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand], attributes: Mapping[str, Any]) -> int:
     """Return the FLOPs of an op: those of a product, a convolution or a Fourier transform; 0 for all other ops.
 
     Args:
-        kind: type of the op.
+        kind: type of the op, which is one of ONNX's own.
         read: its inputs; None for an input that is left out.
         written: its outputs.
         attributes: the attributes of the node.
@@ -107,20 +104,15 @@ def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand],
 _Shapes = Sequence[tuple[int, ...]]
 
 
-def _convolution(weight: int, last: bool = False) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """The formula for convolutions whose input number `weight` is the weight (M, C / groups, *kernel).
+def _convolution(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+    """FLOPs of a convolution with the weight (M, C / groups, *kernel).
 
-    Each element of the output is a sum of C / groups * kernel products. With channels last, by `last` or an attribute,
-    x is (B, *size, C), and C / groups may be the last dimension of the weight as well.
+    Each element of the output is a sum of C / groups * kernel products.
     """
-
-    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-        groups, channels, each = attributes.get("group", 1), read[0][1], read[weight][1]
-        if not (last or attributes.get("channels_last")) and channels != groups * each:
-            raise ValueError(f"{channels} channels in, but {groups} x {each} in its weight")
-        return 2 * prod(out) * prod(read[weight][1:])
-
-    return formula
+    groups, channels, each = attributes.get("group", 1), read[0][1], read[1][1]
+    if channels != groups * each:
+        raise ValueError(f"{channels} channels in, but {groups} x {each} in its weight")
+    return 2 * prod(out) * prod(read[1][1:])
 
 
 def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -132,20 +124,12 @@ def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, An
 
 
 def _product(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """FLOPs of a matrix product.
-
-    Each output is a sum over the last dimension of the first input; over the last but one if that is transposed.
-    """
-    return 2 * prod(out) * read[0][-2 if attributes.get("transA") and len(read[0]) > 1 else -1]
+    """FLOPs of a matrix product, of which each output is a sum over the last dimension of the first input."""
+    return 2 * prod(out) * read[0][-1]
 
 
 def _gemm(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
     return 2 * prod(out) * read[0][0 if attributes.get("transA") else 1]
-
-
-def _packed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """FLOPs of a product with a packed matrix (K, N), whose shape doesn't show K: an attribute has it."""
-    return 2 * prod(out) * int(attributes.get("K", read[0][-1]))
 
 
 def _recurrent(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -201,69 +185,14 @@ def _indices(term: str, shape: tuple[int, ...]) -> list[str | int]:
 def _attention(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
     """FLOPs of an attention of queries (B, heads, L, E) and values (B, heads, S, V).
 
-    Heads and features may also be in one dimension. Inputs 4 and 5 are keys and values of the past. The op of the same
-    name of com.microsoft projects one input to queries, keys and values: see `_self_attention`.
+    Heads and features may also be in one dimension. Inputs 4 and 5 are keys and values of the past.
     """
-    if "q_num_heads" not in attributes and len(read[0]) == 3 and len(read[1]) == 2:
-        return _self_attention(4)(read, out, attributes)
     q, k, v = read[:3]
-    past = read[4][2] if len(read) > 4 and len(read[4]) == 4 else 0
+    keys = k[-2] + (read[4][2] if len(read) > 4 and len(read[4]) == 4 else 0)
     if len(q) == 4:
-        return _scores_and_sums(q[0] * q[1] * q[2], k[2] + past, q[3], v[3])
+        return 2 * q[0] * q[1] * q[2] * keys * (q[3] + v[3])
     heads, groups = attributes["q_num_heads"], attributes["kv_num_heads"]
-    return _scores_and_sums(q[0] * heads * q[1], k[1] + past, q[2] // heads, v[2] // groups)
-
-
-def _scores_and_sums(queries: int, keys: int, width: int, value_width: int) -> int:
-    """FLOPs of the scores and weighted sums of `queries` queries, of all heads together, each with `keys` keys."""
-    return 2 * queries * keys * (width + value_width)
-
-
-def _self_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """The formula for attentions that project x (B, L, D) by a weight (D, queries + keys + values).
-
-    Input number `past` has the keys and values of the past (2, B, heads, P, E).
-    """
-
-    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-        batch, length, width = read[0]
-        sizes = attributes.get("qkv_hidden_sizes") or [read[1][1] // 3] * 3
-        keys = length + (read[past][3] if len(read) > past and len(read[past]) == 5 else 0)
-        return 2 * batch * length * width * read[1][1] + _scores_and_sums(batch * length, keys, sizes[0], sizes[2])
-
-    return formula
-
-
-def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """The formula for attentions of projected queries (B, L, D) and keys (B, S, D) or (B, heads, S, E).
-
-    Input number `past` has the keys of the past. If there is no input of keys, the first input has queries, keys and
-    values: (B, L, heads, 3, E) or (B, L, D + keys + values). If there is one, values may have another width than keys.
-    """
-
-    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-        batch, length = read[0][:2]
-        k = read[1] if len(read) > 1 else ()
-        keys = length if not k else k[2] if len(k) == 4 else k[1]
-        keys += read[past][2] if len(read) > past and len(read[past]) == 4 else 0
-        return _scores_and_sums(batch * length, keys, read[0][-1] if k else out[-1], out[-1])
-
-    return formula
-
-
-def _experts(first: int, apart: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """The formula for mixtures of experts on x (..., D): each token is multiplied by the weights of `k` experts.
-
-    Weights (experts, M, K) are the inputs number `first`, first + apart and first + 2 * apart. If they are packed
-    (`apart` is above 2), a byte holds several numbers.
-    """
-
-    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-        weights = [read[i] for i in range(first, first + 3 * apart, apart) if i < len(read) and read[i]]
-        packed = 8 // int(attributes.get("expert_weight_bits", 4)) if apart > 2 else 1
-        return 2 * prod(read[0][:-1]) * int(attributes.get("k", 1)) * sum(prod(shape[1:]) for shape in weights) * packed
-
-    return formula
+    return 2 * q[0] * heads * q[1] * keys * (q[2] // heads + v[2] // groups)
 
 
 def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -296,25 +225,17 @@ def _fourier(transforms: int, length: int, real: bool) -> int:
     return round((2.5 if real else 5.0) * transforms * length * log2(max(length, 1)))
 
 
-_CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1, "DeformConv": 1}
-_CHANNELS_LAST = ("NhwcConv", "NhwcFusedConv")
-_KINDS: dict[Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int], str] = {
-    _convolution(1, last=True): "NhwcConv NhwcFusedConv",
-    _transposed: "ConvTranspose",
-    _product: "MatMul MatMulInteger FusedMatMul FusedMatMulActivation QLinearMatMul MatMulIntegerToFloat "
-    "DynamicQuantizeMatMul TransposeMatMul GemmFastGelu",
-    _packed: "MatMulNBits MatMulBnb4 MatMulFpQ4",
-    _gemm: "Gemm FusedGemm GemmFloat8 QGemm",
-    _recurrent: "RNN LSTM DynamicQuantizeLSTM GRU",
-    _einsum: "Einsum",
-    _attention: "Attention",
-    _self_attention(8): "QAttention",
-    _multi_head_attention(6): "MultiHeadAttention",
-    _multi_head_attention(3): "GroupQueryAttention",
-    _experts(2, 2): "MoE",
-    _experts(2, 3): "QMoE",
-    _transform: "DFT",
-    _frames_transform: "STFT",
+_FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]] = {
+    "Conv": _convolution,
+    "DeformConv": _convolution,
+    "ConvTranspose": _transposed,
+    "MatMul": _product,
+    "Gemm": _gemm,
+    "RNN": _recurrent,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "Einsum": _einsum,
+    "Attention": _attention,
+    "DFT": _transform,
+    "STFT": _frames_transform,
 }
-_FORMULAS = {kind: _convolution(weight) for kind, weight in _CONVOLUTIONS.items()}
-_FORMULAS |= {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()}

@@ -9,22 +9,13 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placeto.formats.apart import Apart, DiedError, RaisedError
-from placeto.formats.onnx_checks import (
-    check_functions,
-    check_inlined,
-    check_model,
-    drop_weights,
-    one_line,
-    read_external,
-    title,
-    with_one_opset,
-)
+from placeto.formats.onnx_checks import OWN, SMALL, one_line, take_weights, title, without_functions
 from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
 from placeto.formats.onnx_shapes import bind, integer_of, shapes_of, with_reshapes, with_shapes
 from placeto.problem.graph import ComputationGraph, GraphError
@@ -110,7 +101,7 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     """
     import onnx
     from google.protobuf.message import DecodeError
-    from onnx import inliner
+    from onnx import checker
 
     try:
         model = onnx.load(path, load_external_data=False)
@@ -119,28 +110,29 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     if not model.graph.node:
         raise GraphError("not an ONNX file, or a model without nodes")
     model.ir_version = max(model.ir_version, 4)  # before that, weights had to be inputs: some files leave them out
-    if model.functions:
-        check_functions(model)
-        with_one_opset(model)
-        model = inliner.inline_local_functions(model)
-        check_inlined(model)
-    check_model(model)
-    drop_weights(model.graph)
-    read_external(model.graph, Path(path).parent)
+    outputs = [value.name for value in model.graph.output]
+    model.graph.value_info.extend(model.graph.output)  # the checker wants outputs with shapes: here, they are inferred
+    del model.graph.output[:]
+    model = without_functions(model)
+    weights = take_weights(model.graph, Path(path).parent)
+    checker.check_model(model)
     bind(model.graph, dimensions)
-    return _Importer(*with_shapes(with_reshapes(model))).records()
+    return _Importer(*with_shapes(with_reshapes(model)), weights).records(outputs)
 
 
 class _Importer:
     """Turns the nodes of an ONNX graph into op records.
 
-    `known` has the names of the small tensors that were computed when shapes were inferred.
+    Args:
+        model: its nodes are those that are imported, and all its shapes are inferred.
+        known: the names of the small tensors that were computed when shapes were inferred.
+        weights: shapes and dtypes of the tensors that were taken from the model, by name.
     """
 
-    def __init__(self, model: onnx.ModelProto, known: set[str]) -> None:
+    def __init__(self, model: onnx.ModelProto, known: set[str], weights: Mapping[str, tuple[Any, int]]) -> None:
         graph = model.graph
         self.graph = graph
-        self.opset = max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
+        self.opset = max((opset.version for opset in model.opset_import if opset.domain in OWN), default=0)
         self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
         self.weights: dict[str, Operand] = {}  # those that no op has read so far
         self.stored: dict[str, str] = {}  # name of a weight, or of another shape of it -> name of the weight
@@ -148,19 +140,25 @@ class _Importer:
         self.constants: set[str] = set()
         self.known = known
         self.made |= dict.fromkeys(value.name for value in graph.input)
+        for name, weight in weights.items():
+            self._keep(name, Operand(*weight))
+        self.unread = {name for name in self.constants if self.operands[name].elements <= SMALL}  # shapes, perhaps
         for tensor in graph.initializer:
             self._keep(tensor.name, Operand(tuple(tensor.dims), tensor.data_type))
         self.ops: list[dict[str, Any]] = []
         self.names: set[str] = set()
         self.taken: Counter[str] = Counter()  # name -> the last number that was put behind it
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the op records of all nodes that the model's outputs depend on.
+    def records(self, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the op records of all nodes that outputs of the model depend on.
+
+        Args:
+            outputs: the names of all outputs.
 
         Raises:
-            GraphError: a node can't be imported; the message names it.
+            GraphError: a node can't be imported, or nothing makes an output; the message names it.
         """
-        needed = {value.name for value in self.graph.output}
+        needed = set(outputs)
         nodes: list[onnx.NodeProto] = []
         for node in reversed(self.graph.node):  # a node is behind those that it reads from
             if not needed.isdisjoint(filter(None, node.output)):
@@ -174,6 +172,9 @@ class _Importer:
             except (LookupError, TypeError, ValueError, ArithmeticError) as problem:
                 clue = one_line(f"{type(problem).__name__}: {problem}")
                 raise GraphError(f"{title(node)}: not as ONNX defines {quote(node.op_type)} ({clue})") from None
+        for name in outputs:
+            if name not in self.made and name not in self.stored:
+                raise GraphError(f"nothing makes {quote(name)}, an output of the model")
         return self.ops
 
     def _keep(self, name: str, value: Operand) -> None:
@@ -199,10 +200,10 @@ class _Importer:
             raise GraphError(f"{title(node)}: {node.op_type} is control flow, which a graph doesn't have")
         inputs = [name for name in node.input if name]
         outputs = [name for name in node.output if name]
-        value: Any = _attributes(node).get("value")
-        if node.op_type == "Constant" and hasattr(value, "dims"):
-            self._keep(outputs[0], Operand(tuple(value.dims), value.data_type))
-            return
+        unread = self.unread.intersection(inputs)
+        if unread and not self.operands.keys() >= set(outputs):
+            clue = f"the values of {quote(min(unread))} are in another file, which can't be read"
+            raise GraphError(f"{title(node)}: its shape isn't known: {clue}")
         if node.op_type in ("Constant", "Shape", "Size") or (inputs and self.constants.issuperset(inputs)):
             self._know(*outputs)
             return
@@ -229,7 +230,8 @@ class _Importer:
         attributes = _attributes(node)
         if node.op_type == "DFT" and self.opset >= _AXIS_IS_INPUT:
             attributes["axis"] = integer_of(self.graph, node.input[2]) if len(node.input) > 2 and node.input[2] else -2
-        work = flops(node.op_type, [self.operands.get(name) for name in node.input], written, attributes)
+        shapes = [self.operands.get(name) for name in node.input]
+        work = flops(node.op_type, shapes, written, attributes) if node.domain in OWN else 0
         first = {name: number for number, name in reversed(list(enumerate(node.input)))}
         once = [self.operands.get(name) if first[name] == i else None for i, name in enumerate(node.input)]
         stored = [self.stored.get(name, name) for name in inputs]
@@ -241,7 +243,7 @@ class _Importer:
             "module": _module(node),
             "flops": float(work),
             "bytes_accessed": float(bytes_accessed(node.op_type, once, written)),
-            "dtype": dtype_of(node.op_type, read, written, bool(work)),
+            "dtype": dtype_of(read, written, bool(work)),
             "kernel": kernel(node.op_type, read, attributes),
             "inputs": list(dict.fromkeys(source for source in sources if source is not None)),
             "outputs": [item_bytes(operand) for operand in written],
@@ -252,7 +254,7 @@ class _Importer:
         self.made |= {name: _Made(str(op["name"]), number) for number, name in enumerate(outputs)}
 
     def _why_unknown(self, node: onnx.NodeProto) -> str:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in OWN:
             whose = f"ops of {quote(node.domain)}"
             return f"ONNX infers no shapes for {whose}: the file must give them, as value_info"
         if "Sequence" in node.op_type or node.op_type.startswith("Optional"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.formats.onnx_checks import SMALL, check_shape, one_line
+from placeto.formats.onnx_checks import OWN, SMALL, check_shape, one_line
 from placeto.problem.graph import GraphError
 from placeto.problem.messages import quote
 from placeto.terminal import printable
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 _GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}
 _LISTED = 4  # dimensions in a message
 _RESHAPED = 5  # the opset since which the shape of a Reshape is an input
-_EXTERNAL = "Cannot parse data from external tensors"
 _UNKNOWN = "expected to have type but instead is null"
 
 
 def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
-    """Give the symbolic dimensions of all tensors their values, in place.
+    """Give the symbolic dimensions of all tensors their values, in place; one of -1 has no name.
 
     Dimensions of tensors that aren't inputs may stay without a value: they are inferred later.
 
@@ -34,21 +34,18 @@ def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
         GraphError: an input's dimension has no value, a value isn't from 1 to 2^58 - 1, or no input has a dimension of
             that name.
     """
-    initializers = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in initializers]
     names: dict[str, None] = {}
-    for value in (*inputs, *graph.output, *graph.value_info):
-        known = any(value is one for one in inputs)
+    inputs = len(graph.input)
+    for number, value in enumerate((*graph.input, *graph.value_info)):
         for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
-            if dimension.HasField("dim_value"):
+            if dimension.HasField("dim_value") and dimension.dim_value != -1:  # as some exporters write an unknown one
                 continue
             symbol = dimension.dim_param or f"{value.name}.{axis}"
+            dimension.Clear()  # dimensions of tensors that aren't inputs are inferred
             if 1 <= dimensions.get(symbol, 0) < 2**58:
                 dimension.dim_value = dimensions[symbol]
-            if known:
+            if number < inputs:
                 names[symbol] = None
-            elif not dimension.HasField("dim_value"):
-                dimension.Clear()  # to be inferred
     for symbol, size in dimensions.items():
         if symbol not in names:
             valid = f"they are {_listed(names)}" if names else "all its dimensions are numbers"
@@ -76,7 +73,7 @@ def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     from onnx.version_converter import ConvertError, convert_version
 
-    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), _RESHAPED)
+    version = next((opset.version for opset in model.opset_import if opset.domain in OWN), _RESHAPED)
     old = version < _RESHAPED and any(node.op_type == "Reshape" and node.attribute for node in model.graph.node)
     if not old:
         return model
@@ -98,13 +95,16 @@ def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
     Raises:
         GraphError: shapes contradict each other.
     """
-    known: dict[str, np.ndarray] = {}
+    from onnx import numpy_helper
+
+    values = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    stored = set(values)
     while True:
         model = _inferred(model)
-        fresh = _computed(model, known)
+        fresh = _computed(model, values)
         if not fresh:
-            return model, set(known)
-        known |= fresh
+            return model, set(values) - stored
+        values |= fresh
 
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -130,49 +130,30 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         return infer_shapes(model, strict_mode=True, data_prop=True)
     except InferenceError as problem:
         lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-        contradictions = [line for line in lines if _UNKNOWN not in line]
-        if contradictions or not lines:
-            raise _cant_be_inferred(contradictions[-1] if contradictions else "no reason is given") from None
-    try:  # the shapes of some op aren't known: the importer's message names the first one
-        return infer_shapes(model, strict_mode=False, data_prop=True)
-    except InferenceError as problem:
-        raise _cant_be_inferred(str(problem)) from None
+    contradictions = [line for line in lines if _UNKNOWN not in line]
+    if contradictions:
+        raise GraphError(f"shapes can't be inferred: {one_line(contradictions[-1])}")
+    return infer_shapes(model, data_prop=True)  # some shapes aren't known: the importer's message names the first one
 
 
-def _cant_be_inferred(why: str) -> GraphError:
-    if _EXTERNAL in why:
-        name = why.strip().rpartition(": ")[2]
-        return GraphError(f"the values of {quote(name)}, a shape, are in another file, which can't be read")
-    return GraphError(f"shapes can't be inferred: {one_line(why)}")
-
-
-def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _computed(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Compute the nodes whose inputs are known, replace them by initializers, and return their outputs by name."""
     from onnx import numpy_helper
 
     graph, shapes = model.graph, shapes_of(model.graph)
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    values = dict(known)
-    for tensor in graph.initializer:
-        if prod(tensor.dims) <= SMALL and tensor.data_location != tensor.EXTERNAL:
-            values.setdefault(tensor.name, numpy_helper.to_array(tensor))
     fresh: dict[str, np.ndarray] = {}
+    known = ChainMap(fresh, dict(values))
     kept = []
     for node in graph.node:
-        if node.op_type == "Constant" and (constant := _constant(node)) is not None:
-            values[node.output[0]] = constant
-        made = _values(node, values, shapes, versions)
+        made = _values(node, known, shapes, versions)
         if made is None:
             kept.append(node)
         else:
-            values |= made
             fresh |= made
     if fresh:
         del graph.node[:]
         graph.node.extend(kept)
-        others = [value for value in graph.value_info if value.name not in fresh]
-        del graph.value_info[:]
-        graph.value_info.extend(others)
         graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in fresh.items())
     return fresh
 
@@ -185,26 +166,10 @@ def integer_of(graph: onnx.GraphProto, name: str) -> int:
     """
     from onnx import numpy_helper
 
-    stored = (numpy_helper.to_array(each) for each in graph.initializer if each.name == name and prod(each.dims) == 1)
-    made = (_constant(node) for node in graph.node if node.op_type == "Constant" and node.output[0] == name)
-    value = next((each for each in (*stored, *made) if each is not None and each.size == 1), None)
-    if value is None:
-        raise GraphError(f"{quote(name)} must be a constant: the shapes and the work depend on it")
-    return int(value.reshape(()))
-
-
-def _constant(node: onnx.NodeProto) -> np.ndarray | None:
-    """Return the values of a node of type Constant; None if they aren't numbers, or are more than `SMALL`."""
-    from onnx import helper, numpy_helper
-
-    for attribute in node.attribute:
-        value = helper.get_attribute_value(attribute)
-        if attribute.name == "value" and prod(value.dims) <= SMALL and value.data_location != value.EXTERNAL:
-            return numpy_helper.to_array(value)
-        kind = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-        if attribute.name in kind and np.size(value) <= SMALL:
-            return np.array(value, kind[attribute.name])
-    return None
+    for tensor in graph.initializer:
+        if tensor.name == name and prod(tensor.dims) == 1:
+            return int(numpy_helper.to_array(tensor).reshape(()))
+    raise GraphError(f"{quote(name)} must be a constant: the shapes and the work depend on it")
 
 
 def _values(
@@ -214,20 +179,18 @@ def _values(
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     inputs = [name for name in node.input if name]
-    if node.op_type == "Shape" and inputs[0] in shapes:
-        own = shapes[inputs[0]][0][attributes.get("start", 0) : attributes.get("end")]
-        return {node.output[0]: np.array(own, np.int64)}
-    if node.op_type == "Size" and inputs[0] in shapes:
-        return {node.output[0]: np.array(prod(shapes[inputs[0]][0]), np.int64)}
-    if not inputs or any(name not in values or _is_weight(values[name]) for name in inputs):
+    if not inputs and node.op_type != "Constant":  # random numbers
+        return None
+    if node.op_type in ("Shape", "Size"):
+        values = {name: np.broadcast_to(np.int8(0), shapes[name][0]) for name in inputs if name in shapes}
+    if any(name not in values or _is_weight(values[name]) for name in inputs):
         return None
     if node.op_type in _GROWING and node.output[0] not in shapes:
         return None
-    small = all(prod(shapes.get(name, ((),))[0]) <= SMALL for name in node.output)
-    if not small or node.op_type in ("If", "Loop", "Scan") or "Random" in node.op_type:
+    if any(prod(shapes.get(name, ((),))[0]) > SMALL for name in node.output):
         return None
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     try:
         made: Any
         if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13; the reference has it only since

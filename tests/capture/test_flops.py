@@ -72,9 +72,6 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], float]] = {
     "inverse": (torch.linalg.inv, [r(4, 4)], 2 * 4**3),
     "determinant": (torch.linalg.det, [r(6, 6)], 2 * 6**3 / 3),
     "lu of a tall matrix": (lambda a: torch.linalg.lu_factor(a)[0], [r(9, 3)], 9 * 9 - 9),
-    "qr": (lambda a: torch.linalg.qr(a)[0], [r(9, 3)], 2 * (2 * 9 * 9 - 2 * 27 / 3)),
-    "eigenvectors": (lambda a: torch.linalg.eigh(a)[1], [r(6, 6)], 9 * 6**3),
-    "svd": (lambda a: torch.linalg.svd(a, full_matrices=False)[1], [r(9, 3)], 14 * 9 * 9 + 8 * 27),
 }
 
 

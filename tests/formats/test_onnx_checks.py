@@ -55,19 +55,21 @@ def bomb(around: bool = False) -> object:
 MATMUL = node("MatMul", "x", "w", "y")
 SPLIT = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=HUGE, axis=0)
 SPARSE = helper.make_sparse_tensor(helper.make_tensor("w", FLOAT, [1], [1.0]), weight("i", [1], 1, INT64), [4, 4])
+BRANCH = helper.make_graph([node("Relu", "x", "z")], "z", [], [helper.make_tensor_value_info("z", FLOAT, [4, 4])])
+CONDITION = helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True])
 HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
-    "parts": (lambda: model(SPLIT), "node 'Split': num_outputs is 1000000000, but it has 2 outputs"),
+    "too many parts": (lambda: model(SPLIT), "damaged, or too much for the package onnx"),
     "no data": (
         lambda: model(node("Gather", "x", "w", "y"), weights=(weight("w", [HUGE], 1, INT64),)),
-        r"tensor 'w' of shape \[1000000000\] has 1 values in int64_data, not 1000000000",
+        r"weight 'w' has other values than its shape .*\(cannot reshape array of size 1 into shape \(1000000000,\)",
     ),
-    "too little data": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 15),)), "has 15 values .*, not 16"),
+    "too little data": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 15),)), "weight 'w' has other values"),
     "negative": (lambda: model(MATMUL, weights=(weight("w", [-4, -4], 16),)), "'w' has a dimension of -4"),
     "immense": (
         lambda: model(node("Constant", "c", value=weight("c", [2**40, 2**40], 0)), node("Add", "x", "c", "y")),
         "'c' has a shape of more than 2.58 elements",
     ),
-    "immense input": (lambda: model(node("Relu", "x", "y"), size=2**62), "'x' has a shape of more than 2.58 elements"),
+    "immense input": (lambda: model(node("Relu", "x", "y"), size=2**62), "'[xy]' has a shape of more than 2.58"),
     "a result that is immense": (
         lambda: model(
             node("Expand", "x", "w", "a"),
@@ -76,12 +78,11 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
         ),
         ".",
     ),
-    "no dtype": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 16, 99),)), "tensor 'w' has no known dtype: 99"),
+    "no dtype": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 16, 99),)), r"weight 'w' has other .* dtype say"),
     "a cycle": (
         lambda: model(node("Add", "x", "b", "a"), node("Relu", "a", "b"), node("Relu", "b", "y")),
-        "node 'Add': nothing before it makes 'b', which it reads",
+        "not as ONNX defines a model .*must be topologically sorted, however input 'b'",
     ),
-    "made twice": (lambda: model(node("Relu", "x", "y"), node("Neg", "x", "y")), "node 'Neg': 'y' is made twice"),
     "two weights": (
         lambda: model(MATMUL, weights=(weight("w", [4, 4], 16), weight("w", [4, 5], 20))),
         "there are two weights 'w'",
@@ -90,23 +91,19 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: model(node("Constant", "w", sparse_value=SPARSE), MATMUL),
         "node 'Constant': a sparse constant can't be imported",
     ),
-    "no inputs": (lambda: model(node("Identity", "y")), "Identity has 1 inputs, not 0"),
-    "no equation": (
-        lambda: model(node("Einsum", "x", "x", "y", what="ij,jk->ik")),
-        "node 'Einsum': the attribute 'equation' of Einsum is missing",
-    ),
-    "another type of attribute": (
-        lambda: model(node("Concat", "x", "x", "y", axis="one")),
-        "'axis' must be of type INT",
-    ),
-    "too many inputs": (lambda: model(node("Add", "x", "x", "x", "y")), "node 'Add': Add has 2 inputs, not 3"),
     "no opset": (lambda: onnx.ModelProto(graph=model(node("Relu", "x", "y")).graph), "."),  # type: ignore[attr-defined]
-    "a function that calls itself": (lambda: bomb(around=True), "function 'F[0-9]+' calls itself"),
-    "functions without end": (bomb, "its functions make more than 1000000 nodes"),
-    "an op with a name for terminals": (
-        lambda: model(node("\x1b[31m", "x", "a"), node("MatMul", "a", "x", "y")),
-        r"node '\\x1b\[31m': the shape of 'a' isn't known \(\\x1b\[31m\)",
+    "a function that calls itself": (lambda: bomb(around=True), "Cycle detected|reading it crashed"),
+    "functions without end": (bomb, "damaged, or too much for the package onnx"),
+    "control flow": (
+        lambda: model(node("If", "c", "y", then_branch=BRANCH, else_branch=BRANCH), weights=(CONDITION,)),
+        "node 'If': If is control flow",
     ),
+    "a shape that depends on values": (
+        lambda: model(node("NonZero", "x", "n"), node("Cast", "n", "y", to=FLOAT)),
+        r"node 'NonZero': the shape of 'n' isn't known \(NonZero\); shapes that depend on values",
+    ),
+    "no such output": (lambda: model(node("Relu", "x", "z")), "nothing makes 'y', an output of the model"),
+    "an op with a name for terminals": (lambda: model(node("\x1b[31m", "x", "y")), r"OpType: \\x1b\[31m"),
     "a sequence": (
         lambda: model(node("SequenceConstruct", "x", "x", "s"), node("ConcatFromSequence", "s", "y", axis=0)),
         "node 'SequenceConstruct': the shape of 's' isn't known .*; only tensors can be imported, no sequences",
@@ -207,12 +204,12 @@ def test_shapes_may_lie_in_another_file(tmp_path: Path) -> None:
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
     assert load(path).flops.sum() == 2 * 2 * 8 * 3
     (folder / "model.data").rename(tmp_path / "model.data")
-    with pytest.raises(GraphError, match="the values of 's', a shape, are in another file"):
+    with pytest.raises(GraphError, match="node 'Reshape': its shape isn't known: the values of 's' are in another"):
         load(path)
     location = found.graph.initializer[0].external_data[0]  # type: ignore[attr-defined]
     location.value = "../model.data"
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
-    with pytest.raises(GraphError, match="the values of 's', a shape, are in another file"):
+    with pytest.raises(GraphError, match="node 'Reshape': its shape isn't known: the values of 's' are in another"):
         load(path)
 
 
