@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import placeto
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.capture.errors import CaptureError
 from placeto.placing import PlacedModel
 from placeto.progress import ProgressBar
@@ -196,7 +196,7 @@ def main(config: Architectures) -> None:
         )
     left_out = [name for _, name, ways in tried if not ways]
     print(f"Left out are {len(left_out)} of {len(tried)} model types: {', '.join(left_out) or 'none'}.\n")
-    lines = [["class", "model type", "ops", "gradients", "gradients, two micro-batches"], rule(5)]
+    lines = [["class", "model type", "ops", "gradients", "gradients, two micro-batches"]]
     lines += [[kind, name, f"{whole.ops or ''}", verdict(whole), verdict(two)] for kind, name, (whole, two) in found]
     print(markdown(lines))
     print("\nRefused:\n")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,18 @@ import tyro
 from matplotlib.figure import Figure
 
 from experiments.command import command
+from experiments.harness import Cell, measure_cells
 from experiments.panels import panel_figure
-from experiments.rows import CHEAP, cheap_rows
-from experiments.tables import Table, cells, machine, markdown, publish, rule
+from experiments.tables import Table, cells, machine, markdown, publish
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer, load_split
 from placeto.problem.cluster import load_cluster
+from placeto.problem.grouping import group_ops
 from placeto.progress import ProgressBar
+from placeto.simulator.evaluator import Evaluator
 
+CHEAP = "best cheap heuristic"
 PASS = "one pass"
 GUIDED = "guided"
 _PLACED = "family", "graph", "cluster"  # columns that say what was placed on what
@@ -111,7 +115,7 @@ def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
     """A line for each family, cluster and budget."""
     head = ["graphs, cluster", "budget", GUIDED, *config.against]
     head += [f"faster than {name}, %" for name in config.against] + ["s", *(f"s, {name}" for name in config.against)]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     for (family, cluster), own in cells(rows, "family", "cluster").items():
         by_label = {label: of for (label,), of in cells(own, "placer").items()}
         name, blank = f"{family}, {cluster}", [""] * (len(config.against) - 1)
@@ -133,7 +137,7 @@ def overall(rows: Sequence[Row], config: BudgetConfig) -> Table:
     """
     head = ["budget", "than", "faster by, mean over cells, %", "the worst cell, %", "which", "cells behind"]
     head += ["graphs ahead / within 1 % / behind", "bound, %"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     by_cell = {
         f"{family}, {cluster}": {label: of for (label,), of in cells(own, "placer").items()}
         for (family, cluster), own in cells(rows, "family", "cluster").items()
@@ -200,8 +204,26 @@ def place(config: BudgetConfig) -> list[Row]:
             )
             rows += [row | {"family": family} for row in found]
     for family, name in product(config.families, config.clusters):
-        rows += [row | {"family": family} for row in cheap_rows(config.out, graphs[family], name)]
+        cells_ = [Cell(graph, name, CHEAP, 0) for graph in graphs[family]]
+        rows += [row | {"family": family} for row in measure_cells(cells_, cheap_row, "heuristics").values()]
     return rows
+
+
+def cheap_row(cell: Cell) -> Row:
+    """The placement of the graph's best cheap heuristic, with what trying all of them takes."""
+    problem = cell.problem
+    evaluator = Evaluator(problem, group_ops(problem))
+    best_cheap(evaluator)
+    result = evaluator.result()
+    return {
+        **asdict(cell),
+        "lower_bound_us": float(problem.lower_bound_us),
+        "makespan_us": float(result.makespan_us),
+        "relative": float(result.makespan_us / problem.single_device_us),
+        "fits": bool(result.fits),
+        "simulations": int(result.simulations),
+        "seconds": float(result.seconds),
+    }
 
 
 def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:

@@ -25,10 +25,9 @@ import tyro
 from matplotlib.figure import Figure
 
 from experiments.command import command
-from experiments.equal_budgets import GUIDED, PASS, BudgetConfig, place
+from experiments.equal_budgets import CHEAP, GUIDED, PASS, BudgetConfig, place
 from experiments.fits import LABELS, VIEWS, Fit, FitConfig, fit_rows
-from experiments.rows import CHEAP
-from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
+from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish
 from placeto.evaluation.summary import Row
 
 AGAINST = "multilevel"
@@ -87,7 +86,7 @@ def judged_table(rows: Sequence[Row]) -> Table:
     """A line for each view and label: how well moves are known with messages, and without."""
     head = ["policy sees", "labels"]
     head += [f"{name}, {_messages(rounds)}" for name, rounds in product(JUDGED.values(), ROUNDS)]
-    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
+    lines: list[Sequence[str]] = [head]
     for (view, label), of in cells(rows, "view", "label").items():
         by_rounds = cells(of, "rounds")
         line = [view, label]
@@ -103,7 +102,7 @@ def placed_table(found: Mapping[tuple[str, int], Mapping[str, Gains]]) -> Table:
     head = ["labels", "messages"]
     for column in columns:
         head += [f"{column}, %", f"over {_messages(ROUNDS[-1])}"]
-    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
+    lines: list[Sequence[str]] = [head]
     for (label, rounds), by_column in found.items():
         line = [label, _messages(rounds)]
         for column, of in by_column.items():
@@ -192,14 +191,14 @@ def main(config: MessagesConfig) -> None:
     lines = [
         f"{config.seeds} seeds each, {config.steps} gradient steps of {config.fits.batch} states; {machine()}. Unseen "
         f"graphs: the first test graph of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds.",
-        markdown(judged_table(rows)),
+        markdown(judged_table(rows), 2),
     ]
     if config.families and PLACED in config.views and set(config.labels) != {"set"}:
         lines += [
             f"Placed: the first {config.count} test graphs of {', '.join(config.families)} on each of "
             f"{', '.join(config.clusters)}. One pass against the best cheap heuristic, guided search against {AGAINST} "
             "annealing. ± is the standard deviation over seeds, of differences the standard error over graphs.",
-            markdown(placed_table(placed(config, rows))),
+            markdown(placed_table(placed(config, rows)), 2),
         ]
     publish(config.out, "messages", lines, messages_figure(rows))
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device
 from placeto.problem.graph import ComputationGraph
@@ -106,7 +106,7 @@ def main(config: Bubbles) -> None:
     rows = json.loads((config.data / "parallel" / "golden.json").read_text())["torch_schedules"]["rows"]
     head = ["backward pass", "v", "p", "m", "formula or bound, ms", "torch's best, ms", "its chunks", "our best, ms"]
     head += ["chunks", "idle", "our order", "in torch's memory, ms"]
-    table = [head, rule(len(head))]
+    table = [head]
     for split in (False, True):
         for chunks in (1, 2):
             for devices, count in config.sizes:

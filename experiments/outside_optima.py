@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.formats.dnn_partitioning import load
 from placeto.heuristics.throughput import StreamPlacement, contiguous, free
 from placeto.problem.cluster import Cluster, Device
@@ -98,7 +98,7 @@ def main(config: Optima) -> None:
     names = config.inputs or tuple(str(path.relative_to(folder))[:-5] for path in sorted(folder.glob("*/*.json")))
     head = ["graph", "accelerators", "human split, ms", "published optimum, ms"]
     head += ["contiguous, ms", "proven", "s", "free, ms", "no free split below, ms", "gain of free", "s"]
-    table, reached = [head, rule(len(head))], []
+    table, reached = [head], []
     for name in names:
         document, row = json.loads((folder / f"{name}.json").read_text()), known.get(name, {})
         accelerators = row.get("k", document["maxFPGAs"])

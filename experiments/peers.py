@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import Table, markdown, mean_and_spread, rule
+from experiments.tables import Table, markdown, mean_and_spread
 from placeto.formats.importers import find_importer
 from placeto.heuristics.list_scheduling import upward_rank
 from placeto.placers import load_placer, zero_shot
@@ -217,7 +217,7 @@ def makespans(
 
 def published_table(names: list[str], found: Mapping[str, list[list[float]]]) -> Table:
     """Makespans of each placer on each graph in DOPPLER's units, those that are published at the end."""
-    table = [["placer", *names], rule(1 + len(names))]
+    table = [["placer", *names]]
     for placer, of_graphs in found.items():
         table.append([placer, *(mean_and_spread([us / UNITS for us in seeds], ".2f") for seeds in of_graphs)])
     for placer, known in PUBLISHED.items():
@@ -228,7 +228,7 @@ def published_table(names: list[str], found: Mapping[str, list[list[float]]]) ->
 def made_table(kinds: list[str], found: Mapping[str, list[list[float]]]) -> Table:
     """Makespan over lower bound of each placer, mean over the graphs and seeds of each kind."""
     columns = list(dict.fromkeys(kinds))
-    table = [["placer", *columns], rule(1 + len(columns))]
+    table = [["placer", *columns]]
     bound = [us for (us,) in found["lower bound"]]
     ratios = {name: [np.mean(us) / b for us, b in zip(found[name], bound, strict=True)] for name in found}
     for placer, values in ratios.items():

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.tables import cells, markdown, mean_and_spread, publish, rule
+from experiments.tables import cells, markdown, mean_and_spread, publish
 
 
 def test_cells_keep_the_order_of_rows() -> None:
@@ -18,7 +18,7 @@ def test_spread_needs_two_values() -> None:
 
 
 def test_markdown() -> None:
-    assert markdown([["a", "b"], rule(2), ["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+    assert markdown([["a", "b"], ["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 
 def test_what_is_published_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
