@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from experiments.command import command
 from experiments.equal_budgets import CHEAP, GUIDED, PASS, BudgetConfig, place
 from experiments.fits import LABELS, VIEWS, Fit, FitConfig, fit_rows
-from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish
+from experiments.tables import Table, by_columns, machine, markdown, mean_and_spread, publish
 from placeto.evaluation.summary import Row
 
 AGAINST = "multilevel"
@@ -87,8 +87,8 @@ def judged_table(rows: Sequence[Row]) -> Table:
     head = ["policy sees", "labels"]
     head += [f"{name}, {_messages(rounds)}" for name, rounds in product(JUDGED.values(), ROUNDS)]
     lines: list[Sequence[str]] = [head]
-    for (view, label), of in cells(rows, "view", "label").items():
-        by_rounds = cells(of, "rounds")
+    for (view, label), of in by_columns(rows, "view", "label").items():
+        by_rounds = by_columns(of, "rounds")
         line = [view, label]
         for column, rounds in product(JUDGED, ROUNDS):
             line.append(mean_and_spread([row[column] for row in by_rounds[rounds,]], ".3f"))  # type: ignore[index]
@@ -120,7 +120,7 @@ def _messages(rounds: int) -> str:
 
 def messages_figure(rows: Sequence[Row]) -> Figure:
     """A panel for each view: rank correlations under each kind of labels, a dot for each seed."""
-    panels = cells(rows, "view")
+    panels = by_columns(rows, "view")
     figure = Figure(figsize=(3.2 * len(panels), 3.2), layout="constrained")
     for place_, ((view,), of) in enumerate(panels.items(), 1):
         axes, labels = figure.add_subplot(1, len(panels), place_), list(dict.fromkeys(row["label"] for row in of))
@@ -146,7 +146,7 @@ def placed(config: MessagesConfig, rows: Sequence[Row]) -> dict[tuple[str, int],
     """Gains by labels and rounds, and by column, of the policies that see groups."""
     found = {}
     usable = [row for row in rows if row["view"] == PLACED and row["label"] != "set"]
-    for (label, rounds), of in cells(usable, "label", "rounds").items():
+    for (label, rounds), of in by_columns(usable, "label", "rounds").items():
         out = config.out / f"{label}-{rounds}"
         out.mkdir(parents=True, exist_ok=True)
         own = place(

@@ -18,7 +18,7 @@ from placeto.problem.files import write_text
 Table = Sequence[Sequence[str]]
 
 
-def cells(rows: Sequence[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
+def by_columns(rows: Sequence[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
     """Rows by the values of some columns, in the order in which they first appear."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
