@@ -25,6 +25,8 @@ from placeto.simulator.evaluator import PlacementResult
 
 RULES = ("single", "heft", "etf", "expert")
 """Placers whose placement is the same for every seed."""
+DATA = Path(__file__).parents[2] / "shared" / "data"
+"""What others published, beside the source tree."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -126,3 +128,9 @@ def grouped(found: Mapping[Item, Result], *names: str) -> dict[tuple[Any, ...], 
     for cell, row in found.items():
         groups.setdefault(tuple(getattr(cell, name) for name in names), []).append(row)
     return groups
+
+
+def published(data: Path, table: str) -> list[Any]:
+    """Rows of a table in ``parallel/golden.json`` of a folder: numbers that others published."""
+    rows: list[Any] = json.loads((data / "parallel" / "golden.json").read_text())[table]["rows"]
+    return rows

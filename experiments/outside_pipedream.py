@@ -11,7 +11,6 @@ batches; beside them stands the plan that the placer `pipeline` finds for that s
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
+from experiments.harness import DATA, published
 from experiments.tables import markdown
 from placeto.formats.pipedream import load
 from placeto.heuristics import HEURISTICS
@@ -33,7 +33,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Stages
 from placeto.simulator.schedule import simulate
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 MOST_SETS = 4000
 """With more sets the table of all their pairs grows too large."""
 
@@ -253,7 +252,7 @@ def simulated_us(problem: PlacementProblem, placement: np.ndarray, orders: Seque
 
 def main(config: PipeDream) -> None:
     """Both tables."""
-    rows = json.loads((config.data / "parallel" / "golden.json").read_text())["pipedream_plans"]["rows"]
+    rows = published(config.data, "pipedream_plans")
     known = {row["graph"]: row["stage_ms"] for row in rows}
     head = ["profile", "its plan, layers x replicas", "as printed, ms", "found again, ms", "our plan", "ours, ms", "s"]
     costs = [head]
