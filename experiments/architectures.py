@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 import placeto
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.harness import measure_cells
+from experiments.tables import markdown
 from placeto.capture.errors import CaptureError
 from placeto.placing import PlacedModel
-from placeto.progress import ProgressBar
 
 SIZES: Mapping[str, float | bool] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
@@ -153,19 +153,14 @@ def outcome(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> Outc
     return Outcome(placed.problem.num_ops, found, random and found > SAME, "")
 
 
-def outcomes(only: tuple[str, ...]) -> Iterator[tuple[str, str, list[Outcome]]]:
-    """Class, model type and what became of it, whole and in two micro-batches; nothing if there is no such model."""
-    named = [(kind, name) for kind, names in NAMES.items() for name in names.split() if not only or name in only]
-    with ProgressBar("architectures", total=len(named)) as bar:
-        for kind, name in named:
-            try:
-                module, inputs = model(kind, name)
-                eager(module, inputs, 1)
-            except Exception:  # whatever transformers raises
-                yield kind, name, []
-            else:
-                yield kind, name, [outcome(module, inputs, parts) for parts in (1, 2)]
-            bar.advance(note=name)
+def outcomes(cell: tuple[str, str]) -> list[Outcome]:
+    """What became of a model type, whole and in two micro-batches; nothing if there is no such model."""
+    try:
+        module, inputs = model(*cell)
+        eager(module, inputs, 1)
+    except Exception:  # whatever transformers raises
+        return []
+    return [outcome(module, inputs, parts) for parts in (1, 2)]
 
 
 def verdict(found: Outcome) -> str:
@@ -182,11 +177,13 @@ def main(config: Architectures) -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    tried = list(outcomes(config.only))
-    found = [each for each in tried if each[2]]
+    named = ((kind, name) for kind, names in NAMES.items() for name in names.split())
+    cells = [cell for cell in named if not config.only or cell[1] in config.only]
+    tried = measure_cells(cells, outcomes, "architectures")
+    found = {cell: ways for cell, ways in tried.items() if ways}
     print(f"transformers {transformers.__version__}; two cores; a batch of {BATCH}.\n")
     for which, title in ((0, "the whole batch"), (1, "two micro-batches")):
-        ways = [each[which] for _, _, each in found]
+        ways = [each[which] for each in found.values()]
         ran = [way for way in ways if not way.refused]
         equal = sum(not way.random and way.difference <= SAME for way in ran)
         random = sum(way.random for way in ran)
@@ -194,13 +191,15 @@ def main(config: Architectures) -> None:
             f"In {title}: {len(ran)} of {len(ways)} run, {equal} with the gradients of eager PyTorch and {random} with "
             f"random numbers; {len(ran) - equal - random} differ; {len(ways) - len(ran)} are refused.\n"
         )
-    left_out = [name for _, name, ways in tried if not ways]
+    left_out = [name for (_, name), ways in tried.items() if not ways]
     print(f"Left out are {len(left_out)} of {len(tried)} model types: {', '.join(left_out) or 'none'}.\n")
-    lines = [["class", "model type", "ops", "gradients", "gradients, two micro-batches"], rule(5)]
-    lines += [[kind, name, f"{whole.ops or ''}", verdict(whole), verdict(two)] for kind, name, (whole, two) in found]
+    lines = [["class", "model type", "ops", "gradients", "gradients, two micro-batches"]]
+    lines += [
+        [kind, name, f"{whole.ops or ''}", verdict(whole), verdict(two)] for (kind, name), (whole, two) in found.items()
+    ]
     print(markdown(lines))
     print("\nRefused:\n")
-    for _, name, (whole, two) in found:
+    for (_, name), (whole, two) in found.items():
         if whole.refused or two.refused:
             print(f"- `{name}`: {whole.refused or 'in two micro-batches: ' + two.refused}")
 

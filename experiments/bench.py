@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 
 from experiments.command import command
+from experiments.harness import problem_of
+from experiments.tables import markdown
 from graphs import SHIPPED
 from placeto.placers import load_placer, load_split
-from placeto.problem.cluster import load_cluster
-from placeto.problem.problem import PlacementProblem
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,14 @@ class BenchConfig:
 def main(config: BenchConfig) -> None:
     """Print a markdown table."""
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {time.strftime('%F')}\n")
-    cluster = load_cluster(config.cluster)
-    problems = [
-        PlacementProblem(graph, cluster)
-        for family in SHIPPED
-        for graph in load_split(family, "test", config.graphs).values()
-    ]
-    print("| placer | graph | simulations | seconds |\n|---|---|---:|---:|")
-    for name in config.placers.split(","):
-        placer = load_placer(name)
-        placer(problems[0], simulations=10)  # compile
-        for problem in problems:
-            result = placer(problem, simulations=1000)
-            print(f"| {name} | {problem.graph.name} | {result.simulations} | {result.seconds:.3f} |", flush=True)
+    names = [name for family in SHIPPED for name in load_split(family, "test", config.graphs)]
+    lines = [["placer", "graph", "simulations", "seconds"]]
+    for placer in config.placers.split(","):
+        load_placer(placer)(problem_of(names[0], config.cluster), simulations=10)  # compile
+        for name in names:
+            result = load_placer(placer)(problem_of(name, config.cluster), simulations=1000)
+            lines.append([placer, name, f"{result.simulations}", f"{result.seconds:.3f}"])
+    print(markdown(lines, 2))
 
 
 if __name__ == "__main__":

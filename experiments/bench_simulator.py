@@ -24,7 +24,7 @@ import numba
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -177,8 +177,8 @@ def main(config: BenchConfig) -> None:
     """Print the machine, the start times and the table."""
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     head = ("cache", "import s", "first simulate s", "first simulate_batch s")
-    print(markdown([head, rule(len(head)), *start(config.starts)]) + "\n")
-    rows: list[Sequence[str]] = [HEAD, rule(len(HEAD))]
+    print(markdown([head, *start(config.starts)]) + "\n")
+    rows: list[Sequence[str]] = [HEAD]
     for num_ops in config.sizes:
         graph = random_graph(num_ops)
         for num_devices in config.devices:

@@ -10,22 +10,28 @@ that.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
-from placeto.placers import load_placer, resolve_graph
-from placeto.problem.cluster import Cluster, load_cluster
+from experiments.harness import Cell, Sweep, grouped, measure_cells
+from experiments.tables import markdown
+from placeto.problem.cluster import Cluster
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.costs.efficiency import Efficiency
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.schedule import simulate
+
+CHANCE = "the truth, another seed"
+MODELS: dict[str, CostModel] = {
+    "efficiency (default)": EFFICIENCY,
+    "constant": Efficiency({}, {}, EFFICIENCY.constant, {}),
+    "roofline": ROOFLINE,
+}
 
 
 @dataclass(frozen=True)
@@ -48,50 +54,41 @@ class Noisy:
 
 
 @dataclass(frozen=True)
-class CostLoss:
+class CostLoss(Sweep):
     """Place under each cost model, simulate under the truth."""
 
     graphs: tuple[str, ...] = ("cifar10:test:0", "ptb:test:0", "nmt:test:0", "inception_v3:test:0")
     """files or family:split:index"""
     clusters: tuple[str, ...] = ("4xv100", "4xa100")
     """names or files"""
-    simulations: int = 1000
-    """of each search"""
+    placers: tuple[str, ...] = ("multilevel",)
+    """names, or checkpoints"""
     spread: float = 0.3
     """of the logarithms of the truth's factors"""
-    seeds: int = 3
-    """of the truth and of the search"""
+
+
+def measure(cell: Cell, config: CostLoss) -> dict[str, float]:
+    """The loss of what was placed under each cost model; the seed is that of the truth and of the search."""
+    graph, cluster = cell.problem.graph, cell.problem.cluster
+    truth = PlacementProblem(graph, cluster, Noisy(EFFICIENCY, config.spread, cell.seed))
+    best = cell.place(truth, config.simulations).makespan_us
+    other = replace(cell, seed=cell.seed + config.seeds).place(truth, config.simulations).makespan_us
+    losses = {CHANCE: other / best - 1}
+    for model, costs in MODELS.items():
+        found = cell.place(PlacementProblem(graph, cluster, costs), config.simulations).placement
+        losses[model] = simulate(truth, found).makespan_us / best - 1
+    return losses
 
 
 def main(config: CostLoss) -> None:
     """Place, simulate, print."""
-    models: dict[str, CostModel] = {
-        "efficiency (default)": EFFICIENCY,
-        "constant": Efficiency({}, {}, EFFICIENCY.constant, {}),
-        "roofline": ROOFLINE,
-    }
-    placer, losses = load_placer("multilevel"), defaultdict(list)
-    cases = list(product(config.graphs, config.clusters, range(config.seeds)))
-    with ProgressBar("placing", total=len(cases)) as bar:
-        for name, cluster_name, seed in cases:
-            graph, cluster = resolve_graph(name)[1], load_cluster(cluster_name)
-            truth = PlacementProblem(graph, cluster, Noisy(EFFICIENCY, config.spread, seed))
-            best = placer(truth, simulations=config.simulations, seed=seed).makespan_us
-            other = placer(truth, simulations=config.simulations, seed=seed + config.seeds).makespan_us
-            losses["the truth, another seed", cluster_name].append(other / best - 1)
-            for model, costs in models.items():
-                problem = PlacementProblem(graph, cluster, costs)
-                found = placer(problem, simulations=config.simulations, seed=seed).placement
-                losses[model, cluster_name].append(simulate(truth, found).makespan_us / best - 1)
-            bar.advance(note=f"{name} on {cluster_name}")
+    of_clusters = grouped(measure_cells(config.cells(), partial(measure, config=config)), "cluster")
+    lines = [["placed under", "cluster", "median loss", "mean", "worst"]]
+    for model, cluster in product((CHANCE, *MODELS), ("all", *config.clusters)):
+        losses = [row[model] for (name,), rows in of_clusters.items() if cluster in ("all", name) for row in rows]
+        lines.append([model, cluster, f"{np.median(losses):.1%}", f"{np.mean(losses):.1%}", f"{max(losses):.1%}"])
     print(f"{len(config.graphs)} graphs, {config.seeds} seeds, {config.simulations:,} simulations each.\n")
-    head = ["placed under", "cluster", "median loss", "mean", "worst"]
-    rows = []
-    for model in ("the truth, another seed", *models):
-        for place in ("all", *config.clusters):
-            of = [loss for (m, c), found in losses.items() if m == model and place in ("all", c) for loss in found]
-            rows.append([model, place, f"{np.median(of):.1%}", f"{np.mean(of):.1%}", f"{max(of):.1%}"])
-    print(markdown([head, ["---", *rule(len(head) - 1)], *rows]))
+    print(markdown(lines, 2))
 
 
 if __name__ == "__main__":

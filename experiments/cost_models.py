@@ -14,7 +14,7 @@ measured on the K80: the table takes its base clock over its boost clock, which 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,14 +24,14 @@ import torch
 from scipy.stats import spearmanr
 
 from experiments.command import command
+from experiments.harness import measure_cells
 from experiments.published_models import training_step
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.cluster.devices import A100, K80, P100, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
-from placeto.progress import ProgressBar
 
 BOARDS = {
     "K80": K80,
@@ -48,6 +48,7 @@ _UPDATES = {"conv": 5, "conv-small": 5, "recurrent": 5, "transformer": 1}  # ops
 _UPDATING = ("Gavel", "NVIDIA DLE")
 FEWEST = 5
 """Rows of a group of its own."""
+GROUPS = "board", "precision", "kind", "source", "board, kind", "board, precision"
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,16 @@ def read_steps(config: CostModels) -> list[Step]:
     """The rows of the table; models are captured the first time."""
     with (config.data / "measured_steps.csv").open() as file:
         rows = list(csv.DictReader(file))
-    graphs: dict[tuple[str, str, bool], ComputationGraph] = {}
+    last = [row["source"] == "NVIDIA DLE" and (row["group"], row["precision"]) == ("conv", "amp") for row in rows]
+    keys = [(row["model"], _PRECISIONS[row["precision"]], layout) for row, layout in zip(rows, last, strict=True)]
+    graphs = measure_cells(dict.fromkeys(keys), lambda key: captured(*key, config.out / "graphs"), "capturing")
     steps = []
-    with ProgressBar("capturing", total=len(rows)) as bar:
-        for row in rows:
-            last = row["source"] == "NVIDIA DLE" and (row["group"], row["precision"]) == ("conv", "amp")
-            key = row["model"], _PRECISIONS[row["precision"]], last
-            if key not in graphs:
-                graphs[key] = captured(*key, config.out / "graphs")
-            board = next(name for name in BOARDS if row["board"].startswith(name))
-            update = _update(graphs[key], _UPDATES[row["group"]]) if row["source"] in _UPDATING else None
-            measured, old = float(row["measured_ms"]), float(row["placeto_preset_ms"])
-            labels = board, row["precision"], row["group"], row["model"], row["source"]
-            steps.append(Step(*labels, measured, old, graphs[key], update))
-            bar.advance(note=row["model"])
+    for row, key in zip(rows, keys, strict=True):
+        board = next(name for name in BOARDS if row["board"].startswith(name))
+        update = _update(graphs[key], _UPDATES[row["group"]]) if row["source"] in _UPDATING else None
+        measured, old = float(row["measured_ms"]), float(row["placeto_preset_ms"])
+        labels = board, row["precision"], row["group"], row["model"], row["source"]
+        steps.append(Step(*labels, measured, old, graphs[key], update))
     return steps
 
 
@@ -160,22 +157,17 @@ def summary(ratios: np.ndarray, measured: np.ndarray) -> list[str]:
     return [f"{np.median(np.abs(ratios - 1)):.1%}", f"{np.median(ratios):.2f}", f"{worst:.2f}", ranks]
 
 
-def groups_of(steps: Sequence[Step]) -> dict[str, np.ndarray]:
-    """Which steps are in which group of at least `FEWEST`: all, by board, precision, kind of model, source, pairs."""
-    keys: list[Callable[[Step], str]] = [
-        lambda step: "all",
-        lambda step: step.board,
-        lambda step: step.precision,
-        lambda step: step.kind,
-        lambda step: step.source,
-        lambda step: f"{step.board}, {step.kind}",
-        lambda step: f"{step.board}, {step.precision}",
-    ]
+def groups_of(steps: Sequence[NamedTuple], *names: str, least: int = FEWEST) -> dict[str, np.ndarray]:
+    """Which steps are in which group of at least so many: all of them, then those of one label.
+
+    A label is what a step's fields have, one field or several with commas between them.
+    """
     found: dict[str, np.ndarray] = {}
-    for key in keys:
-        labels = np.array([key(step) for step in steps])
+    for name in ("", *names):
+        fields = name.split(", ") if name else []
+        labels = np.array([", ".join(getattr(step, field) for field in fields) or "all" for step in steps])
         for label in dict.fromkeys(labels.tolist()):
-            if (labels == label).sum() >= FEWEST:
+            if (labels == label).sum() >= least:
                 found.setdefault(label, labels == label)
     return found
 
@@ -216,17 +208,17 @@ def main(config: CostModels) -> None:
     head = ["costs", "median error", "median factor", "worst factor", "Spearman"]
     rows = [[name, *summary(ratio, measured)] for name, ratio in ratios.items()]
     print(f"{len(steps)} steps, all of the table, from {measured.min():.0f} to {measured.max():.0f} ms.\n")
-    print(markdown([head, rule(len(head)), *rows]))
+    print(markdown([head, *rows]))
     print(f"\nMedian error and worst factor by group of at least {FEWEST} steps:\n")
     head = ["group", "steps", *ratios]
     rows = []
-    for name, mask in groups_of(steps).items():
+    for name, mask in groups_of(steps, *GROUPS).items():
         cells = [summary(ratio[mask], measured[mask]) for ratio in ratios.values()]
         rows.append([name, str(mask.sum()), *(f"{cell[0]}, {cell[2]}" for cell in cells)])
-    print(markdown([head, rule(len(head)), *rows]))
+    print(markdown([head, *rows]))
     print("\nA constant fitted to the other steps, where some are left out:\n")
     head = ["left out", "constants", "median error"]
-    print(markdown([head, rule(len(head)), *left_out(steps, roofline, measured)]))
+    print(markdown([head, *left_out(steps, roofline, measured)]))
     print("\nEach step, predicted by the table:\n")
     head = ["step", "board", "precision", "source", "measured ms", "predicted ms", "factor"]
     table = ratios["table (efficiency)"]
@@ -234,7 +226,7 @@ def main(config: CostModels) -> None:
         [step.model, step.board, step.precision, step.source, f"{ms:.0f}", f"{ms * factor:.0f}", f"{factor:.2f}"]
         for step, ms, factor in zip(steps, measured, table, strict=True)
     ]
-    print(markdown([head, [*rule(1) * 4, *rule(4)[1:]], *rows]))
+    print(markdown([head, *rows], 4))
     _draw(steps, {name: ratios[name] for name in ("presets as they were", "table (efficiency)")}, config.out)
 
 

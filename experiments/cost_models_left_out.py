@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.command import command
-from experiments.cost_models import BOARDS, FEWEST, CostModels, Step, predict, read_steps, summary
+from experiments.cost_models import BOARDS, GROUPS, CostModels, Step, groups_of, predict, read_steps, summary
 from experiments.fit_efficiency import Op, read_ops, table
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.problem.costs.efficiency import Efficiency, load_efficiency
 
 
@@ -77,13 +77,12 @@ def main(config: LeftOut) -> None:
         mask = np.isfinite(found)
         print(f"Without the ops of the step's {what}, for the {mask.sum()} steps that have some:\n")
         head = ["steps", "number", "with all ops", "", "", "", "left out", "", "", ""]
-        rows = [_row("all", mask, everything, found, measured)]
-        for key in ("board", "precision", "kind", "source"):
-            labels = np.array([getattr(step, key) for step in steps])
-            for label in dict.fromkeys(labels[mask].tolist()):
-                if (group := mask & (labels == label)).sum() >= FEWEST:
-                    rows.append(_row(label, group, everything, found, measured))
-        print(markdown([head, rule(len(head)), *rows]), end="\n\n")
+        known = [step for step, there in zip(steps, mask, strict=True) if there]
+        rows = [
+            _row(label, group, everything[mask], found[mask], measured[mask])
+            for label, group in groups_of(known, *GROUPS[:4]).items()
+        ]
+        print(markdown([head, *rows]), end="\n\n")
 
 
 def _ratios(steps: Sequence[Step], mask: np.ndarray, costs: Efficiency) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,18 @@ import tyro
 from matplotlib.figure import Figure
 
 from experiments.command import command
+from experiments.harness import Cell, measure_cells
 from experiments.panels import panel_figure
-from experiments.rows import CHEAP, cheap_rows
-from experiments.tables import Table, cells, machine, markdown, publish, rule
+from experiments.tables import Table, by_columns, machine, markdown, publish
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer, load_split
 from placeto.problem.cluster import load_cluster
+from placeto.problem.grouping import group_ops
 from placeto.progress import ProgressBar
+from placeto.simulator.evaluator import Evaluator
 
+CHEAP = "best cheap heuristic"
 PASS = "one pass"
 GUIDED = "guided"
 _PLACED = "family", "graph", "cluster"  # columns that say what was placed on what
@@ -111,9 +115,9 @@ def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
     """A line for each family, cluster and budget."""
     head = ["graphs, cluster", "budget", GUIDED, *config.against]
     head += [f"faster than {name}, %" for name in config.against] + ["s", *(f"s, {name}" for name in config.against)]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
-    for (family, cluster), own in cells(rows, "family", "cluster").items():
-        by_label = {label: of for (label,), of in cells(own, "placer").items()}
+    lines: list[Sequence[str]] = [head]
+    for (family, cluster), own in by_columns(rows, "family", "cluster").items():
+        by_label = {label: of for (label,), of in by_columns(own, "placer").items()}
         name, blank = f"{family}, {cluster}", [""] * (len(config.against) - 1)
         both = [by_label[PASS], by_label[CHEAP]]
         shown = [*_means(both, "relative", 4), *blank, str(pass_gain(own)), *blank, *_means(both, "seconds", 2), *blank]
@@ -133,12 +137,12 @@ def overall(rows: Sequence[Row], config: BudgetConfig) -> Table:
     """
     head = ["budget", "than", "faster by, mean over cells, %", "the worst cell, %", "which", "cells behind"]
     head += ["graphs ahead / within 1 % / behind", "bound, %"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     by_cell = {
-        f"{family}, {cluster}": {label: of for (label,), of in cells(own, "placer").items()}
-        for (family, cluster), own in cells(rows, "family", "cluster").items()
+        f"{family}, {cluster}": {label: of for (label,), of in by_columns(own, "placer").items()}
+        for (family, cluster), own in by_columns(rows, "family", "cluster").items()
     }
-    best = {key: min(row["makespan_us"] for row in of) for key, of in cells(rows, *_PLACED).items()}
+    best = {key: min(row["makespan_us"] for row in of) for key, of in by_columns(rows, *_PLACED).items()}
     pairs = [(PASS, CHEAP, "one pass", "best cheap heuristic")]
     for budget, name in product(budgets(config), config.against):
         pairs.append((f"{GUIDED}@{budget}", f"{name}@{budget}", budget, name))
@@ -166,7 +170,7 @@ def _gains(ours: Sequence[Row], theirs: Sequence[Row]) -> list[list[float]]:
     """Of each graph, for each seed: how much shorter our makespan is, in per cent of theirs."""
     their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
     found = []
-    for (graph,), of in cells(ours, "graph").items():
+    for (graph,), of in by_columns(ours, "graph").items():
         other = [their_us.get((graph, row["seed"]), their_us.get((graph, 0), math.nan)) for row in of]
         found.append([100.0 * (us - row["makespan_us"]) / us for us, row in zip(other, of, strict=True) if us])
     return found
@@ -200,8 +204,26 @@ def place(config: BudgetConfig) -> list[Row]:
             )
             rows += [row | {"family": family} for row in found]
     for family, name in product(config.families, config.clusters):
-        rows += [row | {"family": family} for row in cheap_rows(config.out, graphs[family], name)]
+        heuristics = [Cell(graph, name, CHEAP, 0) for graph in graphs[family]]
+        rows += [row | {"family": family} for row in measure_cells(heuristics, cheap_row, "heuristics").values()]
     return rows
+
+
+def cheap_row(cell: Cell) -> Row:
+    """The placement of the graph's best cheap heuristic, with what trying all of them takes."""
+    problem = cell.problem
+    evaluator = Evaluator(problem, group_ops(problem))
+    best_cheap(evaluator)
+    result = evaluator.result()
+    return {
+        **asdict(cell),
+        "lower_bound_us": float(problem.lower_bound_us),
+        "makespan_us": float(result.makespan_us),
+        "relative": float(result.makespan_us / problem.single_device_us),
+        "fits": bool(result.fits),
+        "simulations": int(result.simulations),
+        "seconds": float(result.seconds),
+    }
 
 
 def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
@@ -209,8 +231,10 @@ def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
     budgets = [(f"{count}", float(count)) for count in config.simulations]
     budgets = budgets or [(f"{length:g}s", length) for length in config.seconds]
     panels, levels = {}, {}
-    for (family, cluster), own in cells(rows, "family", "cluster").items():
-        by_label = {label: np.mean([row["relative"] for row in of]) for (label,), of in cells(own, "placer").items()}
+    for (family, cluster), own in by_columns(rows, "family", "cluster").items():
+        by_label = {
+            label: np.mean([row["relative"] for row in of]) for (label,), of in by_columns(own, "placer").items()
+        }
         panels[f"{family} on {cluster}"] = {
             label: [(size, by_label[f"{label}@{budget}"]) for budget, size in budgets]
             for label in (GUIDED, *config.against)

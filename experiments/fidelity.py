@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +25,15 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from experiments.command import command
-from experiments.profiling import Words, steps
-from experiments.tables import markdown, publish, rule
+from experiments.harness import measure_cells
+from experiments.tables import markdown, publish
+from graphs import inception_v3
 from placeto.placers import load_placer
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.profiling import profile
-from placeto.runtime.steps import RealStep, real_training
+from placeto.runtime.steps import RealStep, filled, real_training
 from placeto.runtime.tuning import corrected, in_turns, placed_step
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
@@ -61,6 +62,51 @@ class Fidelity:
     """of the placements"""
 
 
+class Words(nn.Module):
+    """A language model: embedding, a recurrent net or a transformer, and a classifier."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(1000, 128), body, nn.Linear(width, 1000)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """(B, T) words -> (B T, 1000) logits."""
+        out = self.body(self.embedding(words))
+        return self.head(out[0] if isinstance(out, tuple) else out).flatten(0, 1)
+
+
+def steps_of_one_batch() -> list[RealStep]:
+    """Five models, with inputs at random."""
+    torch.manual_seed(0)
+    entropy = nn.functional.cross_entropy
+    sizes = (256, 1024, 512, 512, 10)
+    mlp = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.GELU())))
+    blocks: list[nn.Module] = []
+    for a, b in ((3, 16), (16, 32), (32, 64)):
+        for c in (a, b):
+            blocks += [nn.Conv2d(c, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()]
+        blocks.append(nn.MaxPool2d(2))
+    cnn = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(1024, 10))
+    lstm = Words(nn.LSTM(128, 256, 2, batch_first=True), 256)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+    transformer = Words(nn.TransformerEncoder(layer, 3), 128)
+
+    def classes(count: int, most: int) -> list[Tensor]:
+        return [torch.randint(most, (count,))]
+
+    with filled():
+        inception = inception_v3.training_step(inception_v3.Network(2, width=0.5))
+    return [
+        real_training(mlp, [torch.randn(64, 256)], entropy, targets=classes(64, 10), name="MLP"),
+        real_training(cnn, [torch.randn(16, 3, 32, 32)], entropy, targets=classes(16, 10), name="CNN"),
+        real_training(lstm, [torch.randint(1000, (16, 24))], entropy, targets=classes(384, 1000), name="LSTM"),
+        real_training(
+            transformer, [torch.randint(1000, (8, 64))], entropy, targets=classes(512, 1000), name="transformer"
+        ),
+        real_training(*inception[:2], inception.loss, targets=inception.targets, name="inception_v3"),
+    ]
+
+
 class Towers(nn.Module):
     """Two towers of dense layers."""
 
@@ -76,10 +122,10 @@ class Towers(nn.Module):
 
 
 def all_steps() -> list[RealStep]:
-    """Towers, the models of `experiments.profiling`, and two models in four micro-batches."""
+    """Towers, five more models, and two models in four micro-batches."""
     torch.manual_seed(0)
     towers = real_training(Towers(), [torch.randn(256, 512)], lambda y: y.square().mean(), name="towers")
-    return [towers, *steps(), *steps_in_micro_batches()]
+    return [towers, *steps_of_one_batch(), *steps_in_micro_batches()]
 
 
 def steps_in_micro_batches() -> list[RealStep]:
@@ -236,19 +282,17 @@ def picture(found: Sequence[Measurement]) -> Figure:
 def main(config: Fidelity) -> None:
     """Print the table, draw the picture."""
     devices = open_devices(["cpu:0", "cpu:1"])
-    found = []
-    chosen = [step for step in all_steps() if not config.models or step.name in config.models]
-    with ProgressBar("running placements", total=len(chosen)) as bar:
-        for number, step in enumerate(chosen):
-            bar.update(number, step.name)
-            found.append(measure(step, devices, config))
+    steps = {step.name: step for step in all_steps() if not config.models or step.name in config.models}
+    found = list(
+        measure_cells(steps, lambda name: measure(steps[name], devices, config), "running placements").values()
+    )
     error = np.concatenate([one.simulated_us / one.measured_us - 1.0 for one in found])
     orders = [spearmanr(one.simulated_us, one.measured_us).statistic for one in found]
     summary = (
         f"All {len(error)} placements: median error {np.median(np.abs(error)):.1%}, Spearman of a model"
         f" {np.mean(orders):.3f} in the mean, {min(orders):.3f} at least."
     )
-    table = markdown([list(HEAD), rule(len(HEAD)), *(one.row() for one in found)])
+    table = markdown([list(HEAD), *(one.row() for one in found)])
     config.out.mkdir(parents=True, exist_ok=True)
     publish(config.out, "fidelity", [table, summary], picture(found))
 

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.problem.cluster import devices
 from placeto.problem.costs.efficiency import ANY, FORMAT
 from placeto.problem.files import write_text
@@ -393,7 +393,7 @@ def main(config: FitEfficiency) -> None:
     print(f"{len(ops)} ops. Constant {constant:.3f}: median error {median_error(predicted, ops):.1%} over all ops.\n")
     keys = [key for key in made[0] if key != "sources"]
     keys[6:6] = ["slope", "ratios"]
-    print(markdown([keys, rule(len(keys)), *([str(entry.get(key, "")) for key in keys] for entry in made)]))
+    print(markdown([keys, *([str(entry.get(key, "")) for key in keys] for entry in made)]))
 
 
 if __name__ == "__main__":

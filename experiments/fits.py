@@ -12,10 +12,10 @@ Legend: S states, L labelled moves a state, C problems, G groups of the largest 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
@@ -24,8 +24,8 @@ import torch
 from numba import njit, prange
 from scipy.stats import spearmanr
 
+from experiments.harness import measure_cells, problem_of
 from experiments.recipes import Recipe, training_problems
-from experiments.rows import problem_of
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
@@ -35,10 +35,8 @@ from placeto.heuristics.partition import group_transfers
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.weights import load_weights
 from placeto.pretrained import pretrained_path
-from placeto.problem.json_files import write_json
 from placeto.problem.flat import FlatProblems
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.memory import penalised_makespan, score
 from placeto.simulator.threads import one_thread
 from placeto.training.checkpoint import save_checkpoint
@@ -127,9 +125,7 @@ class Fit:
     share: float = 1.0  # of the problems, the first ones
     seed: int = 0
 
-    @property
-    def name(self) -> str:
-        """For files and keys."""
+    def __str__(self) -> str:
         text = f"{self.view} {self.label} r{self.rounds} h{self.hidden} n{self.steps} of {self.share:g} s{self.seed}"
         return text.replace(",", "").replace(" ", "-")
 
@@ -153,18 +149,15 @@ def fit_rows(out: Path, config: FitConfig, fits: Sequence[Fit], kinds: Sequence[
 
     Made again after the code of the package or the settings of all fits have changed.
     """
-    rows = []
-    with ProgressBar("fitting", total=len(fits)) as bar:
-        for wanted in fits:
-            path = out / "fits" / f"{wanted.name}.json"
-            key = f"{config} {code_version()}"
-            row = json.loads(path.read_text()) if path.is_file() else {}
-            if row.get("key") != key:
-                row = _fit_row(path.with_suffix(".safetensors"), config, wanted, kinds) | {"key": key}
-                write_json(row, path)
-            rows.append(row)
-            bar.advance(note=wanted.name)
-    return rows
+    digest = sha256(f"{config} {code_version()}".encode()).hexdigest()[:8]
+
+    def path(wanted: Fit) -> Path:
+        return out / "fits" / f"{wanted}-{digest}.json"
+
+    def row(wanted: Fit) -> Row:
+        return _fit_row(path(wanted).with_suffix(".safetensors"), config, wanted, kinds)
+
+    return list(measure_cells(fits, row, "fitting", file=path).values())
 
 
 def _fit_row(path: Path, config: FitConfig, wanted: Fit, kinds: Sequence[str]) -> Row:

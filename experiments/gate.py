@@ -10,7 +10,6 @@ the machine nor its load has a say. It fails, with exit code 1, where the mean o
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -21,16 +20,14 @@ import numpy as np
 import torch
 import tyro
 
-from experiments.rows import problem_of
-from experiments.tables import markdown, rule
+from experiments.harness import measure_cells, problem_of
+from experiments.tables import markdown
 from graphs.llama import Network, Size, training_step
 from placeto.capture.trace import capture_training
-from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 
 RECORD = Path(__file__).parent / "data" / "gate.json"
 MEAN, CELL = 0.01, 0.04  # shares by which the mean, and a cell, may be worse
@@ -125,17 +122,11 @@ def main(config: Gate) -> int:
     if unknown := [cell for cell in config.cells or ("",) if cell not in CELLS]:
         print(f"error: there is no cell {unknown[0]!r}; there are {', '.join(CELLS)}", file=sys.stderr)
         return 2
-    met: Found = {}
-    workers = config.workers or os.cpu_count() or 1
-    with ProgressBar("placing", total=len(config.cells)) as bar:
-        for cell, result in in_processes(measure, list(config.cells), workers, start_process):
-            met[cell] = result
-            bar.advance(note=cell)
-    found = {cell: met[cell] for cell in config.cells}
+    found: Found = measure_cells(config.cells, measure, workers=config.workers)
     kept = json.loads(config.file.read_text()) if config.file.is_file() else {}
     lines, wrong = compare(found, kept)
     head = ["cell", "makespan, ms", "recorded", "of it"]
-    print(markdown([head, rule(len(head)), *lines]))
+    print(markdown([head, *lines]))
     print("\n".join(wrong) or "as good as the record")
     if config.record:
         kept |= found

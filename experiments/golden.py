@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,10 +30,9 @@ from typing import Annotated, NamedTuple
 import tyro
 
 from experiments.golden_cells import GROUPS, Cells, compute
-from experiments.tables import Table, markdown, rule
-from placeto.evaluation.comparison import in_processes, start_process
+from experiments.harness import measure_cells
+from experiments.tables import Table, markdown
 from placeto.problem.files import write_text
-from placeto.progress import ProgressBar
 
 RECORD = Path(__file__).parent / "data" / "golden.json"
 MEAN, NUMBER, EQUAL = 0.002, 0.015, 1e-9
@@ -136,11 +134,7 @@ def main(config: Golden) -> int:
             f"error: no cell begins with {' or '.join(config.cells)}; groups are {', '.join(GROUPS)}", file=sys.stderr
         )
         return 2
-    computed = dict[str, Cells | None]()
-    with ProgressBar("simulating", total=len(groups)) as bar:
-        for group, cells in in_processes(compute, groups, config.workers or os.cpu_count() or 1, start_process):
-            computed[group] = cells
-            bar.advance(note=group)
+    computed = measure_cells(groups, compute, "simulating", workers=config.workers)
     skipped = [group for group in groups if computed[group] is None]
 
     def wanted(cells: Cells) -> Cells:
@@ -155,9 +149,9 @@ def main(config: Golden) -> int:
     kept: Cells = json.loads(config.file.read_text()) if config.file.is_file() else {}
     recorded = wanted(kept)
     lines, listed, wrong = compare(now, recorded)
-    print(markdown([["part", "quantity", "numbers", "equal", "mean ratio", "furthest"], rule(6), *lines]))
+    print(markdown([["part", "quantity", "numbers", "equal", "mean ratio", "furthest"], *lines]))
     if listed:
-        print(f"\n{markdown([['cell', 'quantity', 'now', 'recorded', 'ratio'], rule(5), *listed])}")
+        print(f"\n{markdown([['cell', 'quantity', 'now', 'recorded', 'ratio'], *listed])}")
     print("", *(f"skipped, as its data is not there: {group}" for group in skipped), *wrong, sep="\n")
     if config.record:
         kept = {cell: numbers for cell, numbers in kept.items() if cell not in recorded} | now

@@ -24,11 +24,20 @@ import tyro
 
 from experiments.command import command
 from experiments.headline_placers import AS_SHIPPED, PLACERS, POLICY, ZERO_SHOT
-from experiments.headline_tables import REFERENCES, by_place, claims, distributions, makespans, unseen, until, worse
+from experiments.headline_tables import (
+    REFERENCES,
+    by_place,
+    claims,
+    distribution,
+    distributions,
+    makespans,
+    unseen,
+    until,
+    worse,
+)
 from experiments.panels import panel_figure
-from experiments.tables import Table, machine, markdown, publish, rule
+from experiments.tables import Table, machine, markdown, publish
 from experiments.trajectories import Cell, Trajectory, run_cells, stored
-from experiments.zero_shot import distribution
 
 MODELS = ("nmt", "inception_v3", "nasnet", "rnnlm", "amoebanet", "transformer_xl", "wavenet", "gnmt-2")
 ALL = PLACERS | ZERO_SHOT
@@ -96,7 +105,7 @@ def in_order(config: HeadlineConfig) -> list[Cell]:
 def costs(cells: Sequence[Cell], found: Mapping[Cell, Trajectory]) -> Table:
     """Core seconds of the cells of each placer, and what its missing cells take if they cost as much."""
     head = ["placer", "cells", "core seconds a cell", "most", "missing", "core minutes for them"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     for placer in ALL:
         own = [cell for cell in cells if cell.placer == placer]
         spent = [found[cell].core_seconds for cell in own if cell in found]

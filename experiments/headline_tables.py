@@ -19,7 +19,7 @@ from experiments.headline_placers import (
     UNSEEN,
     ZERO_SHOT,
 )
-from experiments.tables import Table, mean_and_spread, rule
+from experiments.tables import Table, mean_and_spread
 from experiments.trajectories import Trajectory
 
 Place = tuple[str, str]  # graph, cluster
@@ -114,7 +114,7 @@ def until(runs: Runs, cluster: str, names: Sequence[str]) -> Table:
 
 def _head(graphs: Sequence[str], last: str) -> list[Sequence[str]]:
     head = ["placer", *graphs, last]
-    return [head, rule(len(head))]
+    return [head]
 
 
 def claims(runs: Runs) -> Table:
@@ -122,7 +122,7 @@ def claims(runs: Runs) -> Table:
     head = ["placer", *(f"placements, times fewer than {name}: mean (most; never)" for name in REFERENCES)]
     head += ["below the expert, GDP's six models", "below the grouper", "core seconds, times fewer than the grouper"]
     head += ["below the expert on NMT"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     lines.append(["as published", "at most 6.1", "", "16 %", "9.2 %", "15", "28.41 % (at most)"])
     for placer in PLACERS:
         fewer = [_fewer(runs, placer, names, 0) for names in REFERENCES.values()]
@@ -183,7 +183,7 @@ def worse(runs: Runs, placer: str) -> list[str]:
 def unseen(runs: Runs) -> Table:
     """A line for each family: what a policy that never saw a graph answers beside one that was trained on it."""
     head = ["family", "graphs", *(f"{name} / expert" for name in ZERO_SHOT), f"{UNSEEN} / {ON_IT}"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
+    lines: list[Sequence[str]] = [head]
     for family, places in families(runs).items():
         complete = [own for own in places if own.keys() >= {"expert", *ZERO_SHOT}]
         means = [geometric_mean([_ratio(own, name, "expert") for own in complete]) for name in ZERO_SHOT]
@@ -212,3 +212,13 @@ def distributions(runs: Runs) -> dict[str, dict[str, list[float]]]:
         ratios = {name: [_ratio(own, name, "one device") for own in places if name in own] for name in ZERO_SHOT}
         found[family] = {name: values for name, values in ratios.items() if values}
     return found
+
+
+def distribution(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Points (value, share of the values up to there), from 0 to 1.
+
+    >>> distribution([3.0, 1.0])
+    [(1.0, 0.0), (1.0, 0.5), (3.0, 1.0)]
+    """
+    ordered = sorted(values)
+    return [(ordered[0], 0.0), *((value, place / len(ordered)) for place, value in enumerate(ordered, 1))]

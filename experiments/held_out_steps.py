@@ -21,12 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.command import command
-from experiments.cost_models import FEWEST, alone_ms, captured, over_constant, summary
-from experiments.tables import markdown, rule
+from experiments.cost_models import FEWEST, alone_ms, captured, groups_of, over_constant, summary
+from experiments.harness import measure_cells
+from experiments.tables import markdown
 from placeto.problem.cluster import Device
 from placeto.problem.cluster.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE
-from placeto.progress import ProgressBar
 
 
 def _like(device: Device, kind: str, bandwidth: float, **tera: float) -> Device:
@@ -113,14 +113,14 @@ def steps() -> Iterator[Step]:
 def main(config: HeldOutSteps) -> None:
     """Predict, print."""
     found = list(steps())
-    roofline, table = [], []
-    with ProgressBar("capturing", total=len(found)) as bar:
-        for step in found:
-            last = step.layout == "channels last"
-            graph = captured(f"{step.model}_b{step.batch}", step.precision, last, config.out / "graphs")
-            roofline.append(alone_ms(BOARDS[step.board], ROOFLINE, graph))
-            table.append(sum(alone_ms(BOARDS[step.board], EFFICIENCY, graph)))
-            bar.advance(note=step.model)
+
+    def predicted(step: Step) -> tuple[tuple[float, float], float]:
+        last = step.layout == "channels last"
+        graph = captured(f"{step.model}_b{step.batch}", step.precision, last, config.out / "graphs")
+        roofline, table = (alone_ms(BOARDS[step.board], costs, graph) for costs in (ROOFLINE, EFFICIENCY))
+        return roofline, sum(table)
+
+    roofline, table = zip(*measure_cells(found, predicted, "capturing").values(), strict=True)
     measured = np.array([step.measured_ms for step in found])
     ratios = {
         "dtype peaks (roofline)": np.array(roofline).sum(axis=1) / measured,
@@ -131,15 +131,10 @@ def main(config: HeldOutSteps) -> None:
     print(f"Median error, median factor and worst factor of {len(found)} steps, by group of at least {FEWEST}:\n")
     head = ["group", "steps", *ratios]
     rows = []
-    keys = (lambda s: "all", lambda s: s.source, lambda s: s.precision, lambda s: f"{s.source}, {s.layout}",
-            lambda s: s.model, lambda s: s.board)  # fmt: skip
-    for key in keys:
-        labels = np.array([key(step) for step in found])
-        for label in dict.fromkeys(labels.tolist()):
-            if (mask := labels == label).sum() >= FEWEST:
-                cells = [", ".join(summary(ratio[mask], measured[mask])[:3]) for ratio in ratios.values()]
-                rows.append([label, str(mask.sum()), *cells])
-    print(markdown([head, rule(len(head)), *rows]))
+    for label, mask in groups_of(found, "source", "precision", "source, layout", "model", "board").items():
+        cells = [", ".join(summary(ratio[mask], measured[mask])[:3]) for ratio in ratios.values()]
+        rows.append([label, str(mask.sum()), *cells])
+    print(markdown([head, *rows]))
     print("\nEach step, predicted by the table:\n")
     head = ["step", "board", "precision", "layout", "source", "measured ms", "predicted ms", "factor"]
     rows = [
@@ -147,7 +142,7 @@ def main(config: HeldOutSteps) -> None:
          f"{ms / s.measured_ms:.2f}"]
         for s, ms in zip(found, table, strict=True)
     ]  # fmt: skip
-    print(markdown([head, [*rule(1) * 5, *rule(4)[1:]], *rows]))
+    print(markdown([head, *rows], 5))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 from experiments import torch_model
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.cli.graphs import CaptureOptions, TraceOptions, capture_factory
 from placeto.cli.profile import real_step_of
 from placeto.formats.exports import ExportError, TorchPipeline, save_torch_pipeline, torch_pipeline
@@ -110,7 +110,7 @@ def _table(
     name: str, made: dict[tuple[str, int], TorchPipeline], times: dict[tuple[str, int], list[list[float]]]
 ) -> None:
     head = [name, "micro-batches", "simulated, ms", "median, ms", "fastest, ms", "fastest / simulated", "rounds, ms"]
-    table, simulated, medians, least = [head, rule(len(head))], list[float](), list[float](), list[float]()
+    table, simulated, medians, least = [head], list[float](), list[float](), list[float]()
     rounds = np.array([[np.median(run) for run in runs] for runs in times.values()])  # (plans, rounds)
     for (shape, count), runs, row in zip(made, times.values(), rounds, strict=True):
         simulated.append(made[shape, count].step.makespan_us)

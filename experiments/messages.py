@@ -25,10 +25,9 @@ import tyro
 from matplotlib.figure import Figure
 
 from experiments.command import command
-from experiments.equal_budgets import GUIDED, PASS, BudgetConfig, place
+from experiments.equal_budgets import CHEAP, GUIDED, PASS, BudgetConfig, place
 from experiments.fits import LABELS, VIEWS, Fit, FitConfig, fit_rows
-from experiments.rows import CHEAP
-from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
+from experiments.tables import Table, by_columns, machine, markdown, mean_and_spread, publish
 from placeto.evaluation.summary import Row
 
 AGAINST = "multilevel"
@@ -87,9 +86,9 @@ def judged_table(rows: Sequence[Row]) -> Table:
     """A line for each view and label: how well moves are known with messages, and without."""
     head = ["policy sees", "labels"]
     head += [f"{name}, {_messages(rounds)}" for name, rounds in product(JUDGED.values(), ROUNDS)]
-    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
-    for (view, label), of in cells(rows, "view", "label").items():
-        by_rounds = cells(of, "rounds")
+    lines: list[Sequence[str]] = [head]
+    for (view, label), of in by_columns(rows, "view", "label").items():
+        by_rounds = by_columns(of, "rounds")
         line = [view, label]
         for column, rounds in product(JUDGED, ROUNDS):
             line.append(mean_and_spread([row[column] for row in by_rounds[rounds,]], ".3f"))  # type: ignore[index]
@@ -103,7 +102,7 @@ def placed_table(found: Mapping[tuple[str, int], Mapping[str, Gains]]) -> Table:
     head = ["labels", "messages"]
     for column in columns:
         head += [f"{column}, %", f"over {_messages(ROUNDS[-1])}"]
-    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
+    lines: list[Sequence[str]] = [head]
     for (label, rounds), by_column in found.items():
         line = [label, _messages(rounds)]
         for column, of in by_column.items():
@@ -121,7 +120,7 @@ def _messages(rounds: int) -> str:
 
 def messages_figure(rows: Sequence[Row]) -> Figure:
     """A panel for each view: rank correlations under each kind of labels, a dot for each seed."""
-    panels = cells(rows, "view")
+    panels = by_columns(rows, "view")
     figure = Figure(figsize=(3.2 * len(panels), 3.2), layout="constrained")
     for place_, ((view,), of) in enumerate(panels.items(), 1):
         axes, labels = figure.add_subplot(1, len(panels), place_), list(dict.fromkeys(row["label"] for row in of))
@@ -147,7 +146,7 @@ def placed(config: MessagesConfig, rows: Sequence[Row]) -> dict[tuple[str, int],
     """Gains by labels and rounds, and by column, of the policies that see groups."""
     found = {}
     usable = [row for row in rows if row["view"] == PLACED and row["label"] != "set"]
-    for (label, rounds), of in cells(usable, "label", "rounds").items():
+    for (label, rounds), of in by_columns(usable, "label", "rounds").items():
         out = config.out / f"{label}-{rounds}"
         out.mkdir(parents=True, exist_ok=True)
         own = place(
@@ -192,14 +191,14 @@ def main(config: MessagesConfig) -> None:
     lines = [
         f"{config.seeds} seeds each, {config.steps} gradient steps of {config.fits.batch} states; {machine()}. Unseen "
         f"graphs: the first test graph of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds.",
-        markdown(judged_table(rows)),
+        markdown(judged_table(rows), 2),
     ]
     if config.families and PLACED in config.views and set(config.labels) != {"set"}:
         lines += [
             f"Placed: the first {config.count} test graphs of {', '.join(config.families)} on each of "
             f"{', '.join(config.clusters)}. One pass against the best cheap heuristic, guided search against {AGAINST} "
             "annealing. ± is the standard deviation over seeds, of differences the standard error over graphs.",
-            markdown(placed_table(placed(config, rows))),
+            markdown(placed_table(placed(config, rows)), 2),
         ]
     publish(config.out, "messages", lines, messages_figure(rows))
 

@@ -14,8 +14,6 @@ Legend: M micro-batches; R rows; S seeds; N columns.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,20 +31,18 @@ from torch import Tensor, nn
 
 from experiments.command import command
 from experiments.guided import untrained
-from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
+from experiments.harness import grouped, measure_cells
+from experiments.tables import Table, machine, markdown, mean_and_spread, publish
 from graphs import bert, gnmt, llama, moe, recurrent, unet
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
-from placeto.evaluation.comparison import in_processes, start_process
 from placeto.heuristics.local_search.annealing import annealing_of_parts
 from placeto.heuristics.local_search.starts import CHEAP
 from placeto.heuristics.plans import all_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
-from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import Evaluator
 
 COUNTS = (1, 4, 8, 16)
@@ -148,6 +144,9 @@ class Row:
     simulations: int
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.model} on {self.cluster}"
+
 
 @cache
 def captured(model: str, count: int) -> ComputationGraph:
@@ -193,18 +192,13 @@ def main(config: ModelsInMicroBatches) -> None:
     names = list(product(config.models, config.clusters))
     rows = [Row(*name, config.simulations, seed) for name in names for seed in range(config.seeds)]
     files = {row: config.out / f"{row.model}_{row.cluster}_{row.simulations}_{row.seed}.json" for row in rows}
-    missing = [row for row in rows if not files[row].exists()]
-    with ProgressBar("placing", total=len(missing)) as bar:
-        for row, found in in_processes(placed, missing, config.workers or os.cpu_count() or 1, start_process):
-            write_text(json.dumps(found), files[row])
-            bar.advance(note=f"{row.model} on {row.cluster}")
-    kept = [json.loads(files[row].read_text()) for row in rows]
-    of_seeds = [kept[at : at + config.seeds] for at in range(0, len(kept), config.seeds)]
+    found = measure_cells(rows, placed, workers=config.workers, file=files.__getitem__)
+    of_seeds = list(grouped(found, "model", "cluster").values())
     spread = f"seeds 0 to {config.seeds - 1}, means ± standard deviations" if config.seeds > 1 else "seed 0"
     lines = [
         f"Searches of {config.simulations} simulations, {spread}; {machine()}. Makespans / (work / devices). "
         "Of 1, 4, 8 and 16 micro-batches, M are best for `multilevel` with a sixth of the simulations.",
-        markdown(table(names, of_seeds)),
+        markdown(table(names, of_seeds), 2),
     ]
     publish(config.out, "models_in_micro_batches", lines, picture(names, ratios(of_seeds)))
 
@@ -255,7 +249,7 @@ def table(names: Sequence[tuple[str, str]], found: Sequence[Sequence[Mapping[str
         found: For each of them, what `placed` gives for each of S seeds.
     """
     head = ["model", "cluster", "M", "work / devices, ms", *COLUMNS]
-    lines: list[Sequence[str]] = [head, ["---", "---", *rule(len(head) - 1)[1:]]]
+    lines: list[Sequence[str]] = [head]
     values = ratios(found)
 
     def cells(of_seeds: np.ndarray) -> list[str]:

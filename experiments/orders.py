@@ -9,7 +9,6 @@ Per cent are of makespans, means over graphs, clusters and seeds, with the stand
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +16,9 @@ from functools import partial
 import numpy as np
 
 from experiments.command import command
-from experiments.rows import problem_of
-from experiments.tables import markdown, rule
+from experiments.harness import RULES, Cell, Sweep, grouped, measure_cells
+from experiments.tables import markdown
 from placeto.evaluation.summary import ratio
-from placeto.placers import load_placer
-from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.schedule import simulate
 
 GRAPHS = (
@@ -40,31 +36,21 @@ HEAD = ("placer", "placed for it", "placed for fifo", "run by fifo", "in program
 
 
 @dataclass(frozen=True)
-class Orders:
+class Orders(Sweep):
     """Place under two dispatches; run what was found under the others."""
 
     graphs: tuple[str, ...] = GRAPHS
     """files or family:split:index"""
     clusters: tuple[str, ...] = ("2xv100", "4xv100")
     """presets or files"""
-    placers: tuple[str, ...] = ("heft", "multilevel", "placeto")
-    """names, or checkpoints"""
-    simulations: int = 1000
-    """of searches"""
-    seeds: int = 3
-    """0, 1, ..."""
 
 
-def measure(problem: PlacementProblem, placer: str, simulations: int, seed: int) -> list[float]:
+def measure(cell: Cell, simulations: int) -> list[float]:
     """Changes of the makespan, per cent: columns 1 and 2 from fifo's, the others from that of column 1."""
-    by = {
-        name: PlacementProblem(problem.graph, problem.cluster, problem.costs, name)
-        for name in ("fifo", "priority", "list")
-    }
-    place = partial(load_placer(placer), simulations=simulations, seed=seed)
-    fifo, best = place(by["fifo"]), place(by["priority"])
+    by = {name: cell.problem.under(name) for name in ("fifo", "priority", "list")}
+    fifo, best = (cell.place(by[name], simulations) for name in ("fifo", "priority"))
     schedule = best.schedule()
-    order = schedule.order[schedule.order < problem.num_ops]
+    order = schedule.order[schedule.order < cell.problem.num_ops]
     listed = simulate(by["list"], best.placement, order=order).makespan_us
     others = [simulate(by[name], best.placement).makespan_us for name in ("fifo", "list")]
     own = [best.makespan_us, simulate(by["priority"], fifo.placement).makespan_us]
@@ -72,34 +58,23 @@ def measure(problem: PlacementProblem, placer: str, simulations: int, seed: int)
     return [100 * (change - 1) for change in changes]
 
 
-def table(config: Orders) -> str:
-    """One line a placer."""
-    cells: dict[str, list[np.ndarray]] = defaultdict(list)
-    with ProgressBar("placing", total=len(config.placers) * len(config.graphs) * len(config.clusters)) as bar:
-        for placer in config.placers:
-            for graph in config.graphs:
-                for cluster in config.clusters:
-                    problem = problem_of(graph, cluster)
-                    seeds = range(1 if placer == "heft" else config.seeds)
-                    found = [measure(problem, placer, config.simulations, seed) for seed in seeds]
-                    cells[placer].append(np.mean(found, axis=0))
-                    bar.advance(note=f"{placer}, {graph}")
-    lines: list[Sequence[str]] = [HEAD, rule(len(HEAD))]
-    for placer, values in cells.items():
-        mean, error = np.mean(values, axis=0), np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
-        numbers = [f"{m:+.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
-        lines.append([placer, *numbers, "-" if placer == "heft" else f"{config.simulations:,}"])
-    return markdown(lines)
-
-
 def main(config: Orders) -> None:
-    """Print the table."""
+    """Print the table: a line for each placer."""
+    found = measure_cells(config.cells(), partial(measure, simulations=config.simulations))
+    values: dict[str, list[np.ndarray]] = {}
+    for (placer, _, _), rows in grouped(found, "placer", "graph", "cluster").items():
+        values.setdefault(placer, []).append(np.mean(rows, axis=0))
+    lines: list[Sequence[str]] = [HEAD]
+    for placer, means in values.items():
+        mean, error = np.mean(means, axis=0), np.std(means, axis=0, ddof=1) / np.sqrt(len(means))
+        numbers = [f"{m:+.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
+        lines.append([placer, *numbers, "-" if placer in RULES else f"{config.simulations:,}"])
     print(f"{len(config.graphs)} graphs on {', '.join(config.clusters)}, {config.seeds} seeds of searches, per cent.\n")
     print(
-        "Longest remaining path first against first ready first served: placed for each (placed for it), and with the"
+        "Longest remaining path first against first ready first served: placed for each (placed for it), and with the\n"
+        "placement that was found for fifo. Then the former's placements run otherwise.\n"
     )
-    print("placement that was found for fifo. Then the former's placements run otherwise.\n")
-    print(table(config))
+    print(markdown(lines))
 
 
 if __name__ == "__main__":

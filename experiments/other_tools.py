@@ -19,7 +19,7 @@ from pathlib import Path
 
 from experiments import titan_step
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import ExportError
 from placeto.formats.exports.layer_tools import megatron
@@ -84,7 +84,7 @@ def main(config: OtherTools) -> None:
         "Megatron-LM: layout",
         "layers of ranks",
     ]
-    table = [head, rule(len(head))]
+    table = [head]
     for name, (devices, micro_batches) in PLANS.items():
         schedule = placed(devices, micro_batches)
         made = torchtitan(schedule)

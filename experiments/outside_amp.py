@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 from experiments.command import command
 from experiments.pipeline_steps import BUFFER, FIXED_ORDER, PipelineStep, simulated
 from experiments.published_models import Sizes, language
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Link, Topology
 from placeto.problem.cluster.devices import T4
@@ -232,7 +232,7 @@ def main(config: OutsideAmp) -> None:
         ]
         for number, strategy in enumerate(strategies)
     ]
-    print(f"{markdown([head, rule(len(head)), *rows])}\n")
+    print(f"{markdown([head, *rows])}\n")
     head = ["", "Spearman", "measured step of the first choice, s", "median error", "median factor"]
     rows = [
         [
@@ -244,7 +244,7 @@ def main(config: OutsideAmp) -> None:
         ]
         for name, found in predicted.items()
     ]
-    print(f"{markdown([head, rule(len(head)), *rows])}\n")
+    print(f"{markdown([head, *rows])}\n")
     print(f"The fastest of these {len(strategies)} took {measured.min():.2f} s. AMP's own numbers here are those of")
     print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.\n")
     replicas = next(strategy for strategy in strategies if strategy.stages == 1)
@@ -257,7 +257,7 @@ def main(config: OutsideAmp) -> None:
         ring_us = best_ring(PlacementProblem(graph, cluster), size)[1]
         spans = [ring_us, *(exchange_us(cluster, size, dispatch) for dispatch in DISPATCHES)]
         rows.append([f"{hosts} x 4 GPUs", *(f"{span / 1e3:.0f}" for span in spans)])
-    print(f"{markdown([head, rule(len(head)), *rows])}\n")
+    print(f"{markdown([head, *rows])}\n")
     print(f"{size / 1e9:.2f} GB; beside the ring, the simulator's own sums and copies under orders of dispatch.")
 
 

@@ -12,7 +12,6 @@ backward pass.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.harness import DATA, published
+from experiments.tables import markdown
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 _MS = 1000.0
 WHOLE = "GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B"
 """Torch's schedules in which a backward pass is one piece."""
@@ -103,10 +102,10 @@ def schedules(devices: int, chunks: int, micro_batches: int, split: bool) -> Ite
 
 def main(config: Bubbles) -> None:
     """One line for each pipeline, with a backward pass in one piece and in two."""
-    rows = json.loads((config.data / "parallel" / "golden.json").read_text())["torch_schedules"]["rows"]
+    rows = published(config.data, "torch_schedules")
     head = ["backward pass", "v", "p", "m", "formula or bound, ms", "torch's best, ms", "its chunks", "our best, ms"]
     head += ["chunks", "idle", "our order", "in torch's memory, ms"]
-    table = [head, rule(len(head))]
+    table = [head]
     for split in (False, True):
         for chunks in (1, 2):
             for devices, count in config.sizes:

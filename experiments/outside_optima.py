@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.harness import DATA, published
+from experiments.tables import markdown
 from placeto.formats.dnn_partitioning import load
 from placeto.heuristics.throughput import StreamPlacement, contiguous, free
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 BYTES_PER_US = 2 * 2**30 / 1e6
 """The rate by which a tensor's bytes are read from an edge's cost, and cost the same again."""
 _ANY_MEMORY = 2**60
@@ -92,13 +92,13 @@ def published_load(document: dict[str, Any], placement: np.ndarray, accelerators
 
 def main(config: Optima) -> None:
     """One line a graph."""
-    rows = json.loads((config.data / "parallel" / "golden.json").read_text())["max_load_optima"]["rows"]
+    rows = published(config.data, "max_load_optima")
     known = {row["input"]: row for row in rows}
     folder = config.data / "dnn-partitioning" / "throughput-inputs"
     names = config.inputs or tuple(str(path.relative_to(folder))[:-5] for path in sorted(folder.glob("*/*.json")))
     head = ["graph", "accelerators", "human split, ms", "published optimum, ms"]
     head += ["contiguous, ms", "proven", "s", "free, ms", "no free split below, ms", "gain of free", "s"]
-    table, reached = [head, rule(len(head))], []
+    table, reached = [head], []
     for name in names:
         document, row = json.loads((folder / f"{name}.json").read_text()), known.get(name, {})
         accelerators = row.get("k", document["maxFPGAs"])

@@ -11,7 +11,6 @@ batches; beside them stands the plan that the placer `pipeline` finds for that s
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.harness import DATA, published
+from experiments.tables import markdown
 from placeto.formats.pipedream import load
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
@@ -33,7 +33,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Stages
 from placeto.simulator.schedule import simulate
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 MOST_SETS = 4000
 """With more sets the table of all their pairs grows too large."""
 
@@ -253,12 +252,12 @@ def simulated_us(problem: PlacementProblem, placement: np.ndarray, orders: Seque
 
 def main(config: PipeDream) -> None:
     """Both tables."""
-    rows = json.loads((config.data / "parallel" / "golden.json").read_text())["pipedream_plans"]["rows"]
+    rows = published(config.data, "pipedream_plans")
     known = {row["graph"]: row["stage_ms"] for row in rows}
     head = ["profile", "its plan, layers x replicas", "as printed, ms", "found again, ms", "our plan", "ours, ms", "s"]
-    costs = [head, ["---", "---", "---:", "---:", "---", "---:", "---:"]]
+    costs = [head]
     head = ["profile", "its plan, 1F1B", "its plan, best order", "its plan, bound", "our plan", "pipeline", "ratio"]
-    steps = [head, rule(len(head))]
+    steps = [head]
     devices = tuple(Device(f"gpu:{i}", "gpu", 1e12, 1e12, 10**15) for i in range(config.workers))
     link = np.full((config.workers, config.workers), config.bandwidth / 1e6)
     cluster = Cluster("workers", devices, link, np.zeros_like(link))
@@ -286,7 +285,7 @@ def main(config: PipeDream) -> None:
             (found_us := found.makespan_us / config.micro_batches),
         ]
         steps.append([name, *(f"{us / 1e3:.2f}" for us in numbers), f"{found_us / best:.3f}"])
-    print(f"{markdown(costs)}\n")
+    print(f"{markdown(costs, 2)}\n")
     print(f"Simulated ms a batch, of a step on {config.micro_batches} batches with one update:\n\n{markdown(steps)}\n")
     print("The bound is the work of the slowest stage of its plan over its replicas: no order and no number of batches")
     print("has less. The ratio is that of the placer pipeline's step to its plan's in its best order.")

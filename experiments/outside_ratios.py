@@ -29,7 +29,7 @@ from torch import nn
 from experiments.command import command
 from experiments.outside_amp import layer_times
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, interleaved, simulated
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from graphs.llama import Llama, Size, loss
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import CLUSTERS, Cluster, Device, Link, Topology
@@ -229,7 +229,7 @@ def main(config: OutsideRatios) -> None:
     found += scalings(config.data)
     head = ["what changes", "measured", "simulated"]
     rows = [[name, f"{measured:.3f}", f"{ours:.3f}"] for name, measured, ours in found]
-    print(f"{markdown([head, rule(3), *rows])}\n")
+    print(f"{markdown([head, *rows])}\n")
     errors = [100 * abs(ours / measured - 1) for _, measured, ours in found]
     print("Ratios of tokens per second and GPU, of what stands second to what stands first.")
     print(f"Median error {np.median(errors):.1f} %, largest {max(errors):.0f} %.")

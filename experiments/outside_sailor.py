@@ -30,7 +30,7 @@ import numpy as np
 
 from experiments.command import command
 from experiments.pipeline_steps import BUFFER, PipelineStep, simulated
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.problem.cluster import Cluster, Device
 from placeto.simulator.schedule import Schedule
 
@@ -319,7 +319,7 @@ def main(config: OutsideSailor) -> None:
     head = ["plan", "GPUs", "stages x replicas", "micro-batches", "measured s", "simulated s", "error"]
     head += ["with measured sums", "by Sailor's formula", "memory GB", "simulated GB", "error"]
     rows = [_row(each) for each in found]
-    print(f"{markdown([head, rule(len(head)), *rows])}\n")
+    print(f"{markdown([head, *rows])}\n")
     families = [[each for each in found if each.plan.family == family] for family in FAMILIES.values()]
     counts = [f"{family} ({len(own)})" for family, own in zip(FAMILIES.values(), families, strict=True)]
     ours = {
@@ -330,7 +330,7 @@ def main(config: OutsideSailor) -> None:
         "Placeto, all transfers wait": [each.always_s / each.plan.step_s - 1 for each in found],
         "Placeto, memory": [each.memory_error for each in found],
     }
-    table = [["median (largest) error", *counts], rule(3)]
+    table = [["median (largest) error", *counts]]
     for name, errors in ours.items():
         of = dict(zip([each.plan.name for each in found], errors, strict=True))
         table.append([name, *(median_and_largest([of[each.plan.name] for each in own]) for own in families)])

@@ -27,9 +27,9 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.command import command
-from experiments.rows import problem_of
+from experiments.harness import measure_cells, problem_of
 from experiments.runs import Run, train_runs
-from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
+from experiments.tables import Table, machine, markdown, mean_and_spread, publish
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
 from placeto.heuristics import HEURISTICS
@@ -37,7 +37,6 @@ from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import split_size
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
 from placeto.policies.traversal import traverse
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
@@ -85,6 +84,9 @@ class Cell:
     trained: tuple[Run, ...]  # one a seed
     own: tuple[Run, ...]  # on the first test graphs, one each
     graphs: tuple[str, ...]  # test graphs
+
+    def __str__(self) -> str:
+        return f"{self.family}, {self.cluster}"
 
 
 def plan(config: PaperLearningConfig) -> list[Cell]:
@@ -175,7 +177,7 @@ def ends(cell: Cell) -> tuple[Ends, Ends]:
     return tuple({who: np.array(rows) for who, rows in found.items()} for found in (of_end, of_best))  # type: ignore[return-value]
 
 
-def table(found: Mapping[tuple[str, str], tuple[Ends, Ends]]) -> Table:
+def table(found: Mapping[Cell, tuple[Ends, Ends]]) -> Table:
     """A line for each family and cluster.
 
     Means over graphs, ± the standard deviation of these over seeds; and differences of the trained policy, in the mean
@@ -195,8 +197,8 @@ def table(found: Mapping[tuple[str, str], tuple[Ends, Ends]]) -> Table:
         "better than both",
         OWN,
     ]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
-    for (family, cluster), (of_end, of_best) in found.items():
+    lines: list[Sequence[str]] = [head]
+    for cell, (of_end, of_best) in found.items():
 
         def mean(values: np.ndarray) -> str:
             return mean_and_spread(values.mean(1).tolist(), ".3f")
@@ -206,7 +208,7 @@ def table(found: Mapping[tuple[str, str], tuple[Ends, Ends]]) -> Table:
         same = trained[:, : own.shape[1]]
         lines.append(
             [
-                f"{family}, {cluster}",
+                str(cell),
                 *(mean(values) for values in (trained, of_best[TRAINED], of_end[UNTRAINED], of_end[RANDOMLY])),
                 mean(of_best[RANDOMLY]),
                 *(mean(of_end[who]) for who in (*RIVALS, CHEAP)),
@@ -255,7 +257,7 @@ def figure(cells: Sequence[Cell]) -> Figure:
         for who, height in levels.items():
             color, style = LINES[who]
             axes.axhline(height, color=color, linestyle=style, linewidth=1.1, label=who)
-        axes.set_title(f"{cell.family}, {cell.cluster}", loc="left", fontsize="medium")
+        axes.set_title(str(cell), loc="left", fontsize="medium")
         axes.set_xlabel("gradient steps")
         axes.set_ylabel("makespan / one device")
         axes.spines[["top", "right"]].set_visible(False)
@@ -270,17 +272,13 @@ def main(config: PaperLearningConfig) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     cells = plan(config)
     train_runs([run for cell in cells for run in (*cell.trained, *cell.own)], config.processes)
-    found, steps = {}, []
-    with ProgressBar("traversing test graphs", total=len(cells)) as bar:
-        for cell in cells:
-            found[cell.family, cell.cluster] = ends(cell)
-            bar.advance(note=f"{cell.family} {cell.cluster}")
-            saved = [load_checkpoint(run.checkpoint) for run in cell.trained]
-            minutes = mean_and_spread([state["elapsed"] / 60.0 for state in saved], ".0f")
-            placements = mean_and_spread([float(state["simulations"]) for state in saved], ",.0f")
-            steps.append(
-                f"{cell.family}, {cell.cluster}: {minutes} minutes a training, {placements} placements simulated"
-            )
+    found = measure_cells(cells, ends, "traversing test graphs")
+    spent = []
+    for cell in cells:
+        saved = [load_checkpoint(run.checkpoint) for run in cell.trained]
+        minutes = mean_and_spread([state["elapsed"] / 60.0 for state in saved], ".0f")
+        placements = mean_and_spread([float(state["simulations"]) for state in saved], ",.0f")
+        spent.append(f"- {cell}: {minutes} minutes a training, {placements} placements simulated.")
     lines = [
         f"{config.steps:,} gradient steps of {config.learning.episodes} traversals on a family, {config.own_steps:,} "
         f"on one graph; {config.seeds} seeds on {config.families[0]} on {config.clusters[0]}, one elsewhere; "
@@ -288,7 +286,7 @@ def main(config: PaperLearningConfig) -> None:
         "device, means over the test graphs; ± is the standard deviation over seeds. Columns that begin with 'less' "
         "have the trained policy's end less another's, in the mean over seeds, ± the standard error over test graphs.",
         markdown(table(found)),
-        "\n".join(f"- {line}." for line in steps),
+        "\n".join(spent),
     ]
     publish(config.out, "paper_learning", lines, figure(cells))
 

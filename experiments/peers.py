@@ -13,7 +13,7 @@ which takes up to 64 groups, those of DOPPLER are too large.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from experiments.command import command
-from experiments.tables import Table, markdown, mean_and_spread, rule
+from experiments.harness import measure_cells
+from experiments.tables import Table, markdown, mean_and_spread
 from placeto.formats.importers import find_importer
 from placeto.heuristics.list_scheduling import upward_rank
 from placeto.placers import load_placer, zero_shot
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import Evaluator
 
 DEVICES = 4
@@ -57,6 +57,7 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 CONSTRUCTIVE = ("metis", "heft", "etf")
 SEARCHES = ("multilevel", "placeto")
+DISPATCHES = {"fifo": "first ready, first served", "priority": "the longest remaining path first"}
 
 Placed = Callable[[PlacementProblem, int], float]
 """A problem and a seed -> makespan in microseconds."""
@@ -202,22 +203,22 @@ def made_graphs(config: Peers) -> Iterator[tuple[str, ComputationGraph]]:
                 yield kind, importer.load(path)
 
 
-def makespans(
-    config: Peers, graphs: list[ComputationGraph], dispatch: str, bar: ProgressBar
-) -> dict[str, list[list[float]]]:
+def makespans(config: Peers, graphs: Iterable[ComputationGraph], dispatch: str) -> dict[str, list[list[float]]]:
     """Placer -> for each graph the makespans in microseconds of its seeds, then those of the lower bound."""
-    cluster = equal_devices(DEVICES, dispatch)
+    cluster, known = equal_devices(DEVICES, dispatch), placers(config)
     problems = [PlacementProblem(graph, cluster) for graph in graphs]
-    found: dict[str, list[list[float]]] = {}
-    for name, (place, seeds) in placers(config).items():
-        found[name] = [[place(problem, seed) for seed in range(seeds)] for problem in problems]
-        bar.advance(note=f"{name}, {dispatch}")
+
+    def of_graphs(name: str) -> list[list[float]]:
+        place, seeds = known[name]
+        return [[place(problem, seed) for seed in range(seeds)] for problem in problems]
+
+    found = measure_cells(known, of_graphs, f"placing, {dispatch}")
     return found | {"lower bound": [[problem.lower_bound_us] for problem in problems]}
 
 
 def published_table(names: list[str], found: Mapping[str, list[list[float]]]) -> Table:
     """Makespans of each placer on each graph in DOPPLER's units, those that are published at the end."""
-    table = [["placer", *names], rule(1 + len(names))]
+    table = [["placer", *names]]
     for placer, of_graphs in found.items():
         table.append([placer, *(mean_and_spread([us / UNITS for us in seeds], ".2f") for seeds in of_graphs)])
     for placer, known in PUBLISHED.items():
@@ -228,7 +229,7 @@ def published_table(names: list[str], found: Mapping[str, list[list[float]]]) ->
 def made_table(kinds: list[str], found: Mapping[str, list[list[float]]]) -> Table:
     """Makespan over lower bound of each placer, mean over the graphs and seeds of each kind."""
     columns = list(dict.fromkeys(kinds))
-    table = [["placer", *columns], rule(1 + len(columns))]
+    table = [["placer", *columns]]
     bound = [us for (us,) in found["lower bound"]]
     ratios = {name: [np.mean(us) / b for us, b in zip(found[name], bound, strict=True)] for name in found}
     for placer, values in ratios.items():
@@ -241,19 +242,16 @@ def main(config: Peers) -> None:
     """Print the tables."""
     published = published_graphs(config.data) if config.data.is_dir() else {}
     made = list(made_graphs(config))
-    dispatches = {"fifo": "first ready, first served", "priority": "the longest remaining path first"}
-    with ProgressBar("placing", total=len(placers(config)) * len(dispatches) * (bool(published) + bool(made))) as bar:
-        if published:
-            for dispatch, words in dispatches.items():
-                found = makespans(config, list(published.values()), dispatch, bar)
-                print(f"DOPPLER's graphs, {words}; in units of its paper, mean and spread of {config.seeds} seeds\n")
-                print(f"{markdown(published_table(list(published), found))}\n")
-        else:
-            print(f"DOPPLER's graphs are left out: there is none in {config.data} (--data FOLDER).\n")
-        for dispatch, words in dispatches.items() if made else ():
-            found = makespans(config, [graph for _, graph in made], dispatch, bar)
-            print(f"Random task graphs, {words}; makespan over lower bound, mean of {config.graphs} graphs a kind\n")
-            print(f"{markdown(made_table([kind for kind, _ in made], found))}\n")
+    if not published:
+        print(f"DOPPLER's graphs are left out: there is none in {config.data} (--data FOLDER).\n")
+    for dispatch, words in DISPATCHES.items() if published else ():
+        found = makespans(config, published.values(), dispatch)
+        print(f"DOPPLER's graphs, {words}; in units of its paper, mean and spread of {config.seeds} seeds\n")
+        print(f"{markdown(published_table(list(published), found))}\n")
+    for dispatch, words in DISPATCHES.items() if made else ():
+        found = makespans(config, [graph for _, graph in made], dispatch)
+        print(f"Random task graphs, {words}; makespan over lower bound, mean of {config.graphs} graphs a kind\n")
+        print(f"{markdown(made_table([kind for kind, _ in made], found))}\n")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.command import command
-from experiments.rows import problem_of
-from experiments.tables import machine, markdown, rule
+from experiments.harness import problem_of
+from experiments.tables import machine, markdown
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import Cluster, Device, Link, Topology
 from placeto.problem.cluster.devices import A100, H100, P100, V100
@@ -158,7 +158,6 @@ def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Ma
     devices = np.bincount([problem.num_devices for problem in problems.values()])
     lines = [
         ["number", ""],
-        rule(2),
         ["training graphs, each on several clusters", f"{len(set(_names(recipe.graphs, 'train')))}"],
         ["training problems", f"{len(problems)}"],
         ["of them on 2, 3, ... devices", ", ".join(str(count) for count in devices[2:])],

@@ -23,7 +23,7 @@ import tyro
 from experiments.command import commit
 from experiments.result_pages import RESULTS, ROOT, PageError, Pages, ResultFile, keep_picture, render
 from experiments.result_pages import main as make_pages
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 
 MINUTES = {
     "architectures": 10,
@@ -98,7 +98,7 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
     names = config.only or files.keys() - STUDIES
     chosen = {name: file for name, file in sorted(files.items()) if name in names}
     pending = {name: file for name, file in chosen.items() if not current(file, root)}
-    lines = [["results file", "minutes", "made with the present code"], rule(3)]
+    lines = [["results file", "minutes", "made with the present code"]]
     lines += [[name, f"{minutes(file):.0f}", "no" if name in pending else "yes"] for name, file in chosen.items()]
     print(markdown(lines))
     print(f"\nTo run: {len(pending)} commands, about {sum(map(minutes, pending.values())) / 60:.1f} hours.", flush=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 import jinja2
 import tyro
 
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -160,7 +160,7 @@ class Marks:
         The first of `columns` is only the head above the names of the rows.
         """
         _, *others = columns
-        lines = [list(columns), rule(len(columns))]
+        lines = [list(columns)]
         for shown, row in rows.items():
             lines.append([shown, *(self.cell(name, row, columns[column], table) for column in others)])
         return markdown(lines)

@@ -10,21 +10,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from experiments.rows import problem_of, row_head
-from placeto.cores import cores
-from placeto.evaluation.comparison import Row, in_processes, start_process
-from placeto.formats.placement import load_placement
-from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph
+from experiments.harness import measure_cells, problem_of
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
-from placeto.training.checkpoint import FILE_NAME, checkpoint_path, load_checkpoint
-from placeto.training.config import AnyTrainConfig, LearningConfig, TrainConfig
+from placeto.training.checkpoint import FILE_NAME, load_checkpoint
+from placeto.training.config import AnyTrainConfig
 from placeto.training.trainer import fingerprint, train
-
-PRETRAINED = "the package's checkpoint"
 
 
 @dataclass(frozen=True)
@@ -35,8 +26,9 @@ class Run:
     cluster: str
     graphs: tuple[str, ...]  # to train on, as the command line names graphs
     validation: tuple[str, ...] = ()  # to choose the parameters by; none = those it trains on
-    initial: str | None = None  # checkpoint to begin with
-    others: tuple[str, ...] = ()  # clusters on which it trains as well
+
+    def __str__(self) -> str:
+        return Path(self.config.out).name
 
     @property
     def checkpoint(self) -> Path:
@@ -55,27 +47,21 @@ class Run:
 
     @property
     def outdated(self) -> bool:
-        """Whether its checkpoint is of other settings or graphs, or older than the one that it begins with."""
+        """Whether its checkpoint is of other settings or graphs."""
         if not self.checkpoint.is_file():
             return False
         saved = load_checkpoint(self.checkpoint)
-        older = self.initial is not None and _changed(checkpoint_path(self.initial)) > _changed(self.checkpoint)
         expected = fingerprint(*self.problems())
         before, now = ({**config, "out": ""} for config in (saved["config"], asdict(self.config)))
-        return older or before != now or saved["problems"] != expected
+        return before != now or saved["problems"] != expected
 
     def problems(self) -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem]]:
         """What it trains on, and what chooses its parameters."""
-        places, costs = [("", self.cluster), *((f" on {other}", other) for other in self.others)], self.config.costs
         train, validation = (
-            {f"{graph}{suffix}": problem_of(graph, cluster, costs) for suffix, cluster in places for graph in of}
-            for of in (self.graphs, self.validation)
+            {graph: problem_of(graph, self.cluster, self.config.costs) for graph in graphs}
+            for graphs in (self.graphs, self.validation)
         )
         return train, validation or train
-
-
-def _changed(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def train_run(run: Run) -> Path:
@@ -89,45 +75,10 @@ def train_run(run: Run) -> Path:
     if run.outdated:
         shutil.rmtree(run.config.out)
     problems, validation = run.problems()
-    initial = load_checkpoint(run.initial) if run.initial is not None else None
-    resume = run.checkpoint.is_file()
-    train(run.config, problems, validation if run.validation else None, initial=initial, resume=resume)
+    train(run.config, problems, validation if run.validation else None, resume=run.checkpoint.is_file())
     return run.checkpoint
 
 
-def train_runs(runs: Sequence[Run], processes: int | None, description: str = "training") -> None:
+def train_runs(runs: Sequence[Run], processes: int | None) -> None:
     """Train what is not finished, several runs at once with one thread each; 1 process = this one."""
-    missing = [run for run in runs if not run.finished]
-    count = min(processes or len(cores()), len(missing))
-    with ProgressBar(description, total=len(runs)) as bar:
-        bar.update(len(runs) - len(missing))
-        here = ((run, train_run(run)) for run in missing)
-        for _, path in here if count <= 1 else in_processes(train_run, missing, count, _start_worker):
-            bar.advance(note=path.parent.name)
-
-
-def _start_worker() -> None:
-    """Compile the kernels first, so that the minutes of a run go to training."""
-    start_process()
-    ops = [{"name": name, "flops": 1e6, "outputs": [4]} for name in "abcd"]
-    problem = PlacementProblem(ComputationGraph.from_ops("tiny", ops), load_cluster("2xv100"))
-    learning = LearningConfig(reinforcement=0.5, annealed=0.0, labels=2, graphs=1, replicas=4, moves=2)
-    with TemporaryDirectory() as folder:
-        train(TrainConfig(folder, iterations=2, learning=learning), {"tiny": problem}, None)
-
-
-def training_row(run: Run, label: str) -> Row:
-    """What a finished run on a single graph met, as a row of an evaluation with history (penalised makespans)."""
-    (name,) = run.graphs
-    problem, out = problem_of(name, run.cluster), Path(run.config.out)
-    saved, best = load_checkpoint(out), load_placement(out / "placement-0.json")
-    single = problem.single_device_us
-    return {
-        **row_head(name, run.cluster, label, run.config.seed, problem),
-        "makespan_us": best.makespan_us,
-        "relative": (best.makespan_us or 0.0) / single,
-        "fits": best.fits,
-        "simulations": saved["simulations"],
-        "seconds": saved["elapsed"],
-        "history": [[max(1, count), seconds, score * single] for count, seconds, score in saved["improvements"][0]],
-    }
+    measure_cells([run for run in runs if not run.finished], train_run, "training", workers=processes)

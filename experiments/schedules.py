@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.command import command
-from experiments.rows import problem_of
+from experiments.harness import problem_of
 from placeto.formats.gantt import gantt_panels, save_figure
 from placeto.placers import load_placer
 from placeto.problem.units import format_us

@@ -18,7 +18,7 @@ from placeto.problem.files import write_text
 Table = Sequence[Sequence[str]]
 
 
-def cells(rows: Sequence[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
+def by_columns(rows: Sequence[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
     """Rows by the values of some columns, in the order in which they first appear."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -32,14 +32,11 @@ def mean_and_spread(values: Sequence[float], form: str) -> str:
     return f"{np.mean(values):{form}}{spread}"
 
 
-def rule(columns: int) -> list[str]:
-    """What stands below the head of a table whose first column holds words and the others numbers."""
-    return ["---", *["---:"] * (columns - 1)]
-
-
-def markdown(table: Table) -> str:
-    """Lines of a markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+def markdown(table: Table, words: int = 1) -> str:
+    """Lines of a markdown table: a head, then rows; the first `words` columns hold words, the others numbers."""
+    head, *rows = table
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
 def machine() -> str:

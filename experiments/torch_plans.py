@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments import torch_model
 from experiments.command import command
-from experiments.tables import markdown, rule
+from experiments.tables import markdown
 from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
@@ -143,7 +143,7 @@ def main(config: TorchPlans) -> None:
         "loss apart",
         "s",
     ]
-    table = [head, rule(len(head))]
+    table = [head]
     for name, case in CASES.items():
         factory = f"{FILE}:{case.model}"
         schedule = placed(case, captured_case(case))
@@ -184,7 +184,7 @@ def grids(layers: int, width: int, settings: Sequence[tuple[str, int]] = SETTING
 def _whole_chunks(config: TorchPlans) -> None:
     """The step of each grid of stages x replicas in its best order, by ops and in whole chunks."""
     head = ["cluster", "micro-batches", "stages x replicas", "by ops, ms", "as torch runs it, ms", "ratio"]
-    table, ratios = [head, rule(len(head))], []
+    table, ratios = [head], []
     for cluster, count, plan, schedule in grids(config.layers, config.width):
         ops, chunks = schedule.makespan_us, torch_pipeline(schedule).order.schedule.makespan_us
         ratios.append(chunks / ops)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,15 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments import harness
 from experiments.command import commit
-from experiments.rows import problem_of
-from placeto.cores import cores
-from placeto.evaluation.comparison import in_processes, start_process
+from experiments.harness import measure_cells
 from placeto.problem.cluster import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.observer import Observer, observing
 from placeto.simulator.threads import set_threads
 
@@ -77,22 +75,14 @@ class Placer:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(harness.Cell):
     """One run."""
 
-    graph: str  # family:split:index
-    cluster: str
-    placer: str
-    seed: int
     budget: int  # placements
-
-    def __str__(self) -> str:
-        return f"{self.graph} on {self.cluster}, {self.placer}, seed {self.seed}"
 
     def path(self, folder: Path, placer: Placer) -> Path:
         """Its file, in whose name a digest of problem and settings stands."""
-        problem = problem_of(self.graph, self.cluster)
-        text = f"{problem.hash} {json.dumps(placer.settings(problem), sort_keys=True)}"
+        text = f"{self.problem.hash} {json.dumps(placer.settings(self.problem), sort_keys=True)}"
         name = f"{self.graph.replace(':', '-')}_{self.cluster}_{self.placer}_{self.seed}_{self.budget}"
         return folder / f"{name}_{sha256(text.encode()).hexdigest()[:8]}.json"
 
@@ -123,7 +113,7 @@ class Trajectory:
 def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     """Run a cell in this process, warmed up first."""
     _warm_up(cell.placer, cell.cluster, placer)
-    shared = problem_of(cell.graph, cell.cluster)
+    shared = cell.problem
     problem = PlacementProblem(shared.graph, shared.cluster, shared.costs)  # grouping it is part of the seconds
     clock = Clock()
     began = time.process_time()
@@ -186,15 +176,9 @@ def run_cells(
     known = stored(cells, placers, folder)
     until = math.inf if minutes is None else time.time() + 60.0 * minutes
     jobs = [_Job(cell, placers[cell.placer], folder, until) for cell in cells if cell not in known]
-    count = min(workers or len(cores()), len(jobs))
-    failed = []
-    with ProgressBar("cells", total=len(cells)) as bar:
-        bar.update(len(known))
-        for job, problem in _here(jobs) if count <= 1 else in_processes(_work, jobs, count, start_process):
-            if problem is not None:
-                failed.append(f"{job.cell}: {problem}")
-            bar.advance(note=str(job.cell))
-    return failed
+    set_threads(1, 1)
+    failed = measure_cells(jobs, _work, "cells", workers=workers)
+    return [f"{job.cell}: {problem}" for job, problem in failed.items() if problem is not None]
 
 
 class _Job(NamedTuple):
@@ -203,11 +187,8 @@ class _Job(NamedTuple):
     folder: Path
     until: float  # time.time()
 
-
-def _here(jobs: Sequence[_Job]) -> Iterator[tuple[_Job, str | None]]:
-    set_threads(1, 1)
-    for job in jobs:
-        yield job, _work(job)
+    def __str__(self) -> str:
+        return str(self.cell)
 
 
 def _work(job: _Job) -> str | None:

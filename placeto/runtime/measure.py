@@ -1,7 +1,8 @@
 """Measure the calls of steps on a device, in the steps themselves.
 
 - In the step: each call is timed between its neighbours, with the caches that they leave it. Sums of ops that are timed
-  alone, in a loop, are off by up to a third either way, on the same tensors or on others (`experiments.profiling`).
+  alone, in a loop, are off by up to a third either way, on the same tensors or on others: see
+  experiments/results/profiling.md.
 - Warm-up: the first pass of each step, stamped and plain, doesn't count.
 - Noise: the time of a call is its median over the passes, which other work on the machine hardly changes. The time of a
   signature is the mean over its calls, so that the sum stays that of the step.

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.harness import problem_of
 from experiments.headline_placers import (
     ANNEALING,
     MULTILEVEL,
@@ -16,7 +17,6 @@ from experiments.headline_placers import (
     trained,
     untrained,
 )
-from experiments.rows import problem_of
 from experiments.trajectories import Clock
 from placeto.problem.problem import PlacementProblem
 from placeto.training.config import AnyTrainConfig, OneShotLearningConfig

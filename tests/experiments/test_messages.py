@@ -60,9 +60,9 @@ def test_gains_are_of_the_same_graph_cluster_and_seed():
 def test_tables_show_what_messages_gain():
     found = {("single", 2): {"pass": np.array([[1.0, 5.0]])}, ("single", 0): {"pass": np.array([[0.0, 2.0]])}}
     lines = placed_table(found)
-    assert lines[2] == ["single", "2 rounds", "3.00", "+2.00 ± 1.00"]
-    assert lines[3] == ["single", "none", "1.00", ""]
+    assert lines[1] == ["single", "2 rounds", "3.00", "+2.00 ± 1.00"]
+    assert lines[2] == ["single", "none", "1.00", ""]
     common = {"view": "groups", "label": "set", "first": 0.5, "best_of_eight": 0.75}
     rows = [common | {"rounds": rounds, "correlation": at} for rounds, at in ((2, 0.5), (2, 0.7), (0, 0.25), (0, 0.25))]
-    line = judged_table(rows)[2]
+    line = judged_table(rows)[1]
     assert line[:4] == ["groups", "set", "0.600 ± 0.141", "0.250 ± 0.000"]

@@ -13,11 +13,11 @@ def test_means_over_seeds_and_geometric_means_over_models() -> None:
         [("a", "x"), ("b", "x"), ("b", "y")],
         [[same, same], [twice, twice | {"placeto": 200.0}], [same, same]],
     )
-    assert lines[2][:4] == ["a", "x", "4", "0.1"]
-    assert lines[3][4:] == [*["8.000"] * (len(COLUMNS) - 1), "5.000 ± 4.243"]
+    assert lines[1][:4] == ["a", "x", "4", "0.1"]
+    assert lines[2][4:] == [*["8.000"] * (len(COLUMNS) - 1), "5.000 ± 4.243"]
     # of seed 0, the square root of 2 * 8; of seed 1, of 2 * 2
-    assert lines[5] == ["geometric mean", "x", "", "", *["4.000"] * (len(COLUMNS) - 1), "3.000 ± 1.414"]
-    assert [line[1] for line in lines[5:]] == ["x", "y", "all"]
+    assert lines[4] == ["geometric mean", "x", "", "", *["4.000"] * (len(COLUMNS) - 1), "3.000 ± 1.414"]
+    assert [line[1] for line in lines[4:]] == ["x", "y", "all"]
 
 
 def test_a_panel_for_each_cluster_with_its_models_and_their_mean() -> None:

@@ -9,7 +9,7 @@ from experiments.orders import main as orders
 
 
 def test_orders_prints_a_line_for_each_placer(capsys: pytest.CaptureFixture[str]) -> None:
-    orders(Orders(("ptb:validation:7",), ("2xv100", "4xv100"), ("heft", "hillclimb"), 20, 2))
+    orders(Orders(("ptb:validation:7",), placers=("heft", "hillclimb"), simulations=20, seeds=2))
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [line[0] for line in lines[2:]] == ["| heft", "| hillclimb"]
     assert all(float(line[1].split(" ")[0]) < 5.0 for line in lines[2:])

@@ -1,13 +1,10 @@
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.rows import CHEAP, cheap_row, kept_rows, problem_of
-from experiments.runs import Run, train_run, train_runs, training_row
-from placeto.evaluation.comparison import Row
+from experiments.runs import Run, train_run, train_runs
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig
 
@@ -37,12 +34,6 @@ def test_a_run_is_done_once_and_again_with_other_settings(tmp_path: Path) -> Non
     assert replace(longer, config=replace(longer.config, seed=1)).outdated
     assert replace(longer, cluster="4xv100").outdated
     assert replace(longer, graphs=("ptb:validation:1",)).outdated
-    begun = replace(longer, initial=str(checkpoint))
-    assert begun.finished
-    newer = tmp_path / "newer.pt"
-    newer.touch()
-    os.utime(newer, (checkpoint.stat().st_mtime + 1,) * 2)
-    assert replace(longer, initial=str(newer)).outdated, "as its result would be another"
 
 
 def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,34 +66,3 @@ def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.
     train_run(run(tmp_path))
     assert load_checkpoint(tmp_path)["iteration"] == 2
     assert load_checkpoint(tmp_path)["elapsed"] > before
-
-
-def test_a_run_on_one_graph_as_a_row(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    train_run(done)
-    row, cheap = training_row(done, "label"), cheap_row(GRAPH, "2xv100")
-    assert (row["placer"], row["graph"], row["cluster"], row["seed"]) == ("label", GRAPH, "2xv100", 0)
-    assert row["simulations"] == 2 * 2 * 3
-    assert row["history"][0][0] == 1
-    assert row["makespan_us"] == pytest.approx(row["history"][-1][2])
-    assert row["relative"] * problem_of(GRAPH, "2xv100").single_device_us == pytest.approx(row["makespan_us"])
-    assert row["makespan_us"] <= cheap["makespan_us"] * 1.2, "it begins with a cheap placement, brought to groups"
-    assert cheap["placer"] == CHEAP
-    assert cheap["history"][-1][2] == cheap["makespan_us"]
-
-
-def test_rows_are_made_once(tmp_path: Path) -> None:
-    made = []
-
-    def make(placer: str) -> Row:
-        made.append(placer)
-        times = {"makespan_us": 1.0, "relative": 1.0, "lower_bound_us": 1.0, "fits": True}
-        return {"graph": "g", "cluster": "c", "placer": placer, "seed": 0, "simulations": 1, "seconds": 0.1, **times}
-
-    path = tmp_path / "rows.json"
-    first = kept_rows(path, {"p 1": lambda: make("p")}, "making")
-    both = kept_rows(path, {"q 1": lambda: make("q"), "p 1": lambda: make("p")}, "making")
-    assert made == ["p", "q"]
-    assert [row["placer"] for row in both] == ["q", "p"]
-    assert both[1] == first[0]
-    assert kept_rows(path, {"p 1": lambda: make("p")}, "making") == first

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.rows import problem_of
+from experiments.harness import problem_of
 from experiments.trajectories import Cell, Clock, Met, Placer, Trajectory, run_cells, stored, trajectory
 from placeto.problem.problem import PlacementProblem
 
