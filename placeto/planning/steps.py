@@ -9,19 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from placeto.formats.placement import described
+from placeto.formats.plan import PlanFile
+from placeto.problem.cluster import Cluster, Device
 from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.step.plan_files import plan_document
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
-
-if TYPE_CHECKING:
-    from placeto.formats.plan import PlanFile
-    from placeto.problem.cluster import Cluster, Device
 
 
 class Kind(StrEnum):
@@ -189,9 +187,6 @@ class PlannedStep:
         Args:
             cluster: the cluster of the plan, with all of its memory: without the headroom taken off.
         """
-        from placeto.formats.placement import described
-        from placeto.formats.plan import PlanFile
-
         fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
         plan, placed = self.plan, None
         if self.placement is not None:

@@ -306,14 +306,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
 
 def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
-    """Return the ways in which frameworks run replicas: with all parameters, or with parts of them.
-
-    Args:
-        problem: the captured step.
-        plan: the plan of the replicas.
-        placed: the placement of the plan.
-        batch: number of samples of a step.
-    """
+    """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
     run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), 1)))
     found = [_with_all(plan, run, placed, batch), _with_all(replace(plan, sharding=(1,)), run, placed, batch)]
     if plan.num_micro_batches % len(plan.used) == 0:

@@ -57,6 +57,7 @@ def test_parameters_are_divided_where_nothing_else_helps() -> None:
     assert found.steps[-1].fits
     assert resident_bytes(found.steps[-1]) == WHOLE
     assert "With its parameters divided over 4 devices it fits in 4 micro-batches" in found.advice()
+    assert [step.micro_batches for step in asked(small).steps] == [1, 4, 8, 16]
     odd = asked(small, batch=63)
     assert len(odd.steps) == 1
     assert "can't be split into 4" in odd.left_out[4]
