@@ -53,8 +53,6 @@ SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
 _NUMBERS = 2  # numbers of micro-batches in which each of them is tried
-RunnableBy = Tool | None
-"""A tool that a plan is for; None = any plan."""
 
 
 def plan(
@@ -72,7 +70,7 @@ def plan(
     headroom: int = 0,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
-    runnable_by: RunnableBy = None,
+    runnable_by: Tool | None = None,
 ) -> Plans:
     """Compare the ways to run a model's training step on a cluster, all with the same batch.
 
@@ -133,7 +131,7 @@ def plans_of(
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
-    runnable_by: RunnableBy = None,
+    runnable_by: Tool | None = None,
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
 
@@ -187,7 +185,7 @@ def _simple_ways(problem: PlacementProblem, count: int, batch: int) -> list[Plan
 
 
 def _ways_of_plans(
-    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: RunnableBy, refusals: list[str]
+    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
 ) -> list[PlannedStep]:
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
@@ -197,7 +195,7 @@ def _ways_of_plans(
     Args:
         problems: the step, by its number of micro-batches.
         batch: number of samples of a step.
-        runnable_by: the tool that is to run the ways.
+        runnable_by: the tool that is to run the ways; None = any.
         refusals: see above.
     """
     ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
@@ -225,7 +223,7 @@ def _best_rank(by_count: Mapping[int, tuple[float, Plan]]) -> float:
 
 
 def _in_order(
-    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: RunnableBy, keep: Callable[[Plan], bool]
+    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
 ) -> list[PlannedStep]:
     """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't."""
     groups = group_ops(problem)
