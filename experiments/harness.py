@@ -18,7 +18,7 @@ from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
-from placeto.problem.fields import write_json
+from placeto.problem.json_files import write_json
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult

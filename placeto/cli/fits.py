@@ -75,16 +75,17 @@ def run(arguments: Arguments) -> None:
             how = {"name": name, "targets": targets, "micro_batches": count} | options.how
             return capture_training(module, inputs, loss, **how)
 
-        found = fits(capture, cluster, counts, (False, True) if both else (False,))
+        batch = batch_length(inputs, targets)
+        found = fits(capture, cluster, batch, counts, (False, True) if both else (False,))
     of_module = list(module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))
     what = f"{number / 1e6:,.1f} million parameters in {dtypes}"
     what += "" if trained == number else f", of which {trained / 1e6:,.1f} million are trained"
     how = "" if options.precision == "fp32" else f", {options.precision}"
-    say(f"{name}: {what}, batch {batch_length(inputs, targets)}{how}, {options.optimizer}")
+    say(f"{name}: {what}, batch {batch}{how}, {options.optimizer}")
     say(str(found))
     say(found.advice())
-    if not any(need.fits for need in found.needs):
+    if not any(step.fits for step in found.steps):
         for count, why in found.left_out.items():
             note(f"not tried in {count} micro-batches: {why}")

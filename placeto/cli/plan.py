@@ -23,7 +23,7 @@ from placeto.cli.common import (
 from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Training, TrainingOptions, check_step
 from placeto.cli.model_config import MODEL_HELP, find_model
-from placeto.cli.report import check_page, recomputes
+from placeto.cli.report import check_page
 from placeto.planning.numbers import COUNTS
 from placeto.progress import ProgressBar
 
@@ -64,7 +64,7 @@ class Arguments:
     seed: int = 0
     """seed of the search for a free placement"""
     output: OutputPath = None
-    """write the best of the ways that are placements of ops to this .json file, as a plan"""
+    """write the best way to this .json file, as a plan"""
     report: OptionalPath = None
     """write a page to this .html file, with the table, and for the best way what `placeto report` writes"""
     batch: OptionalInt = None
@@ -123,7 +123,7 @@ def run(arguments: Arguments) -> None:
         say(f"not tried in {numbers} micro-batches: {first}")
     if plans.torch_refusal:
         say(f"no pipeline can be exported for torch: {plans.torch_refusal}")
-    if any(step.run_by == "torch-pipeline" and recomputes(step.placed.problem.graph) for step in plans.steps):
+    if any(step.run_by == "torch-pipeline" and step.recomputes for step in plans.steps):
         say(
             "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "
             "than the table says"
@@ -133,12 +133,9 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.output is not None:
-        saved = plans.best_placed
-        save_plan(saved.file(given), arguments.output)
-        if saved is not plans.best:
-            note(
-                f"{plans.best.kind} is no placement of ops: the file has that of the best way that is one, {saved.name}"
-            )
+        save_plan(plans.best.file(given), arguments.output)
+        if plans.best.placement is None:
+            note(f"{arguments.output} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:

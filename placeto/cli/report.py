@@ -136,13 +136,8 @@ def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
     """
     if missing := missing_memory(step):
         note(f"as torch runs it, it doesn't fit in the memory of {step.problem.cluster.name}: {missing} too much")
-    if recomputes(graph):
+    if "recomputation" in graph.passes:
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
-
-
-def recomputes(graph: ComputationGraph) -> bool:
-    """Whether a step computes activations again for its backward pass."""
-    return "recomputation" in graph.passes
 
 
 def check_page(option: str, path: Path | None) -> None:

@@ -160,7 +160,7 @@ def load_placement(path: str | Path) -> PlacementFile:
     """Read a placement file, or the placement of a plan file; `PlacementFile.devices` turns it into an array.
 
     Raises:
-        PlacementError: the file is neither of the two; the message names the file and the field.
+        PlacementError: the file is neither of the two, or a plan without a placement; the message names the file.
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
@@ -169,10 +169,18 @@ def load_placement(path: str | Path) -> PlacementFile:
 
 
 def placement_in(document: Any) -> Any:
-    """Return the document of a placement that stands in that of a plan file, with its plan; other documents as is."""
+    """Return the document of a placement that stands in that of a plan file, with its plan; other documents as is.
+
+    Raises:
+        PlacementError: the file of the plan has no placement.
+    """
     if not isinstance(document, dict) or document.get("format") not in PLANS:
         return document
     placement, plan = document.get("placement"), document.get("plan")
+    if placement is None and plan is not None:
+        what = f"its way, {quote(document.get('kind'))}, shards parameters, so that no op has a device"
+        how = f"run it with {quote(document.get('run_by'))}, or make a placement with `placeto place -o`"
+        raise PlacementError(f"{what}: {how}")
     return placement if plan is None or not isinstance(placement, dict) else {**placement, "plan": plan}
 
 

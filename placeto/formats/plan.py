@@ -1,6 +1,7 @@
 """Plan files (format "placeto.plan/2"): one way to run a step, with its simulated time, its memory and its placement.
 
-The way is a plan, in the field "plan", or a free placement. Files of version 1 have a placement and no plan.
+The way is a plan, in the field "plan", or a free placement. If it shards parameters, as FSDP does, no op has a device,
+and the file has no placement. Files of version 1 have a placement and no plan.
 
 A plan file can be given in place of a placement file: `placeto.formats.placement.load_placement` takes its placement.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from placeto.formats.placement import PLANS, PlacementError, PlacementFile, document_of, placement_in, placement_of
+from placeto.formats.placement import PLANS, PlacementError, PlacementFile, document_of, placement_of
 from placeto.problem.checks import Count, Flag, Number, Size, Text, read_document, record_of
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within
+from placeto.problem.step.plan_files import PlanRecord
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
@@ -36,7 +38,8 @@ class PlanFile:
     room: Size  # bytes of memory that this device has
     fits: Flag
     cluster_hash: Text
-    placement: PlacementFile  # with the plan, if the way is one
+    plan: PlanRecord | None = None  # None for a free placement
+    placement: PlacementFile | None = None  # without the plan; None: see above
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.
@@ -47,8 +50,8 @@ class PlanFile:
         if cluster.hash != self.cluster_hash:
             theirs, ours = quote(self.cluster_hash[:12]), quote(cluster.hash[:12])
             what = f"the plan is for another cluster: its hash begins with {theirs}, and with {ours} on"
-            how = f"give the plan's cluster, {quote(self.placement.cluster)}, or plan again"
-            raise PlacementError(f"{what} {quote(cluster.name)}; {how}")
+            named = "" if self.placement is None else f", {quote(self.placement.cluster)}"
+            raise PlacementError(f"{what} {quote(cluster.name)}; give the plan's cluster{named}, or plan again")
 
 
 def load_plan(path: str | Path) -> PlanFile | None:
@@ -62,10 +65,14 @@ def load_plan(path: str | Path) -> PlanFile | None:
     if not isinstance(document, dict) or (form := document.get("format")) not in PLANS:
         return None
     with within(PlacementError, path):
-        fields = {key: value for key, value in document.items() if key != "plan" or form != PLANS[0]}
-        with within(PlacementError, "placement"):
-            fields["placement"] = placement_of(placement_in(document))
-        return PlanFile(**read_document(fields, str(form), "a plan", record_of(PlanFile), PlacementError))
+        values = dict(document)
+        if values.get("placement") is not None:
+            with within(PlacementError, "placement"):
+                values["placement"] = placement_of(values["placement"])
+        file = PlanFile(**read_document(values, str(form), "a plan", record_of(PlanFile), PlacementError))
+        if file.plan is None and file.placement is None:
+            raise PlacementError("the file needs a plan or a placement, and has neither: plan again")
+        return file
 
 
 def save_plan(plan: PlanFile, path: str | Path) -> None:
@@ -76,7 +83,7 @@ def save_plan(plan: PlanFile, path: str | Path) -> None:
         OSError: the file can't be written.
     """
     check_json_name(path, PlacementError)
-    document: dict[str, Any] = {"format": PLANS[0], **vars(plan), "memory": dict(plan.memory)}
-    placement = document_of(plan.placement)
-    way = {"plan": placement.pop("plan")} if "plan" in placement else {}
-    write_json(document | way | {"placement": placement}, path)
+    document = {"format": PLANS[0], **{key: value for key, value in vars(plan).items() if value is not None}}
+    if plan.placement is not None:
+        document["placement"] = document_of(plan.placement)
+    write_json(document | {"memory": dict(plan.memory)}, path)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from placeto.planning.numbers import COUNTS
+from placeto.planning.steps import Kind, PlannedStep
+from placeto.planning.ways import one_device, sharded
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes
-from placeto.simulator.memory_timeline import CATEGORIES, peak_by_category
-from placeto.simulator.replica_step import replicated
-from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.memory_timeline import CATEGORIES
 from placeto.terminal import table
 
 if TYPE_CHECKING:
@@ -28,96 +29,72 @@ Capture = Callable[[int, bool], "ComputationGraph"]
 
 
 @dataclass(frozen=True)
-class Need:
-    """What one device holds at the moment when it holds most."""
-
-    device: Device
-    devices: int  # how many share the parameters, as in stage 3 of ZeRO; 1 = one device has all
-    micro_batches: int
-    checkpointed: bool
-    memory: Mapping[str, int]  # bytes by `CATEGORIES`, at the moment when their sum is largest
-    resident: int  # bytes of parameters, gradients and the optimizer's state
-
-    @property
-    def used(self) -> int:
-        """Bytes that the device holds at that moment."""
-        return sum(self.memory.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the device has enough memory for `used`."""
-        return self.used <= self.device.memory
-
-    @property
-    def how(self) -> str:
-        """How the step runs, such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
-        parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
-        return parts + (" with checkpointing" if self.checkpointed else "")
-
-
-@dataclass(frozen=True)
 class Fits:
-    """What a step needs on devices of each kind, in each way that was tried; if one way fits a kind, it is the last."""
+    """What a step needs on devices of each kind, in each way that was tried; if one way fits a kind, it is the last.
 
-    needs: tuple[Need, ...]
+    The ways are one device, or all devices with divided parameters.
+    """
+
+    steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
 
     def advice(self) -> str:
         """Say for each kind of device, in a sentence each, how the step fits, or how much memory is missing."""
         told = []
-        for device in _kinds(need.device for need in self.needs if need.devices == 1):
-            *_, last = own = [need for need in self.needs if need.device == device and need.devices == 1]
-            least = min(own, key=lambda need: need.used)
+        alone = [step for step in self.steps if step.kind == Kind.ONE]
+        for device in _kinds(step.device for step in alone):
+            *_, last = own = [step for step in alone if step.device == device]
             if last.fits:
-                left = format_bytes(device.memory - last.used)
-                told.append(f"It fits on {_named(device)}{last.how}, with {left} left.")
-            elif last.resident > device.memory:
-                held = format_bytes(last.resident)
+                left = format_bytes(last.room - last.used)
+                told.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.")
+            elif resident_bytes(last) > last.room:
+                held = format_bytes(resident_bytes(last))
                 told.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
             else:
-                lacks = format_bytes(least.used - device.memory)
-                told.append(f"It doesn't fit on {_named(device)}: it lacks {lacks}{least.how}.")
-        divided = [need for need in self.needs if need.devices > 1]
-        if divided and divided[-1].fits:
-            need = divided[-1]
-            told.append(
-                f"With its parameters divided over {need.devices} devices it fits{need.how}: each has "
-                f"{format_bytes(need.used)} at most."
-            )
-        elif divided:
-            need = min(divided, key=lambda need: need.used - need.device.memory)
-            lacks = format_bytes(need.used - need.device.memory)
-            told.append(f"With its parameters divided over {need.devices} devices each lacks {lacks}{need.how}.")
+                least = min(own, key=_lack)
+                told.append(f"It doesn't fit on {_named(device)}: it lacks {format_bytes(_lack(least))}{_how(least)}.")
+        divided = [step for step in self.steps if step.kind != Kind.ONE]
+        if divided:
+            step = min(divided, key=_lack)
+            found = f" each lacks {format_bytes(_lack(step))}{_how(step)}."
+            if step.fits:
+                found = f" it fits{_how(step)}: each has {format_bytes(step.used)} at most."
+            told.append(f"With its parameters divided over {_devices(step)} devices{found}")
         return " ".join(told)
 
     def __str__(self) -> str:
         head = ["device", "of", "M", "checkpoints", *CATEGORIES, "together", "fits"]
         rows = [
             [
-                need.device.kind if need.devices == 1 else f"divided over {need.devices}",
-                format_bytes(need.device.memory),
-                f"{need.micro_batches}",
-                "yes" if need.checkpointed else "no",
-                *(format_bytes(need.memory[name]) for name in CATEGORIES),
-                format_bytes(need.used),
-                "yes" if need.fits else f"lacks {format_bytes(need.used - need.device.memory)}",
+                step.device.kind if step.kind == Kind.ONE else f"divided over {_devices(step)}",
+                format_bytes(step.room),
+                f"{step.micro_batches}",
+                "yes" if step.recomputes else "no",
+                *(format_bytes(step.memory[name]) for name in CATEGORIES),
+                format_bytes(step.used),
+                "yes" if step.fits else f"lacks {format_bytes(_lack(step))}",
             ]
-            for need in self.needs
+            for step in self.steps
         ]
         return table([head, *rows])
 
 
 def fits(
-    capture: Capture, cluster: Cluster, counts: Sequence[int] = COUNTS, checkpointing: Sequence[bool] = (False,)
+    capture: Capture,
+    cluster: Cluster,
+    batch: int,
+    counts: Sequence[int] = COUNTS,
+    checkpointing: Sequence[bool] = (False,),
 ) -> Fits:
     """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
     If the step fits no kind of device in any way, parameters are divided over all devices of the cluster except CPUs.
-    Each of these devices then has one micro-batch.
+    The numbers are then those of `counts` that give each of these devices equally many micro-batches, or one each.
 
     Args:
         capture: captures the step.
         cluster: the cluster with the devices.
+        batch: number of samples of a step.
         counts: numbers of micro-batches to try, the least first.
         checkpointing: for each number, whether activations are checkpointed: the values to try, in order.
 
@@ -126,35 +103,31 @@ def fits(
     """
     from placeto.capture.errors import CaptureError
 
-    graphs: dict[tuple[int, bool], ComputationGraph] = {}
-    left_out: dict[int, str] = {}
+    captured, left_out, steps = cache(capture), dict[int, str](), list[PlannedStep]()
 
-    def graphs_of(numbers: Sequence[int]) -> Iterator[tuple[int, bool, ComputationGraph]]:
+    def graphs(numbers: Iterable[int]) -> Iterator[ComputationGraph]:
         for count in (number for number in numbers if number not in left_out):
-            for checkpointed in checkpointing:
-                try:
-                    if (count, checkpointed) not in graphs:
-                        graphs[count, checkpointed] = capture(count, checkpointed)
-                except CaptureError as refused:
-                    if not graphs:
-                        raise
-                    left_out[count] = str(refused)
-                    break
-                yield count, checkpointed, graphs[count, checkpointed]
+            try:
+                for checkpointed in checkpointing:
+                    yield captured(count, checkpointed)
+            except CaptureError as refused:
+                if not steps:
+                    raise
+                left_out[count] = str(refused)
 
-    needs: list[Need] = []
+    def try_until_it_fits(numbers: Iterable[int], on: Cluster, way: Callable[[PlacementProblem], PlannedStep]) -> None:
+        for graph in graphs(numbers):
+            steps.append(way(PlacementProblem(graph, on)))
+            if steps[-1].fits or resident_bytes(steps[-1]) > steps[-1].room:
+                return
+
     for device in _kinds(cluster.devices):
-        for need in (_alone(device, *each) for each in graphs_of(counts)):
-            needs.append(need)
-            if need.fits or need.resident > device.memory:
-                break
-    computing = [number for number, device in enumerate(cluster.devices) if not device.is_cpu]
-    if len(computing) > 1 and not any(need.fits for need in needs):
-        for each in graphs_of([len(computing)]):
-            needs.append(_divided(cluster, computing, *each))
-            if needs[-1].fits:
-                break
-    return Fits(tuple(needs), left_out)
+        try_until_it_fits(counts, _one(device), partial(one_device, device=0, batch=batch))
+    computing = tuple(number for number, device in enumerate(cluster.devices) if not device.is_cpu)
+    if len(computing) > 1 and not any(step.fits for step in steps):
+        numbers = [count for count in counts if count % len(computing) == 0] or [len(computing)]
+        try_until_it_fits(numbers, cluster, partial(sharded, devices=computing, stage=3, batch=batch))
+    return Fits(tuple(steps), left_out)
 
 
 def device_of(memory: int) -> Cluster:
@@ -162,27 +135,27 @@ def device_of(memory: int) -> Cluster:
     return _one(Device("device", "device", 1e12, 1e12, memory))
 
 
+def resident_bytes(step: PlannedStep) -> int:
+    """Return the bytes of parameters, gradients and the optimizer's state on the fullest device."""
+    result = step.result
+    return int(result.problem.resident_bytes[result.placement == step.fullest].sum())
+
+
 def _one(device: Device) -> Cluster:
     return Cluster("one", (device,), np.ones((1, 1)), np.zeros((1, 1)))
 
 
-def _alone(device: Device, count: int, checkpointed: bool, graph: ComputationGraph) -> Need:
-    schedule = simulate(PlacementProblem(graph, _one(device)), np.zeros(graph.num_ops, np.int64))
-    return Need(device, 1, count, checkpointed, peak_by_category(schedule, 0), _resident(schedule, 0))
+def _lack(step: PlannedStep) -> int:
+    return step.used - step.room
 
 
-def _divided(cluster: Cluster, devices: Sequence[int], count: int, checkpointed: bool, graph: ComputationGraph) -> Need:
-    """Return the need of the device with the least memory left, if `devices` share the parameters."""
-    turns = list(devices) * (count // len(devices))
-    schedule = simulate(*replicated(PlacementProblem(graph, cluster), turns, 3))
-    lacks = schedule.peak_memory - cluster.memory
-    fullest = max(devices, key=lambda device: int(lacks[device]))
-    memory, resident = peak_by_category(schedule, fullest), _resident(schedule, fullest)
-    return Need(cluster.devices[fullest], len(devices), count, checkpointed, memory, resident)
+def _how(step: PlannedStep) -> str:
+    """How the step runs, such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
+    return step.parts + (" with checkpointing" if step.recomputes else "")
 
 
-def _resident(schedule: Schedule, device: int) -> int:
-    return int(schedule.problem.resident_bytes[schedule.placement == device].sum())
+def _devices(step: PlannedStep) -> int:
+    return 0 if step.plan is None else len(step.plan.used)
 
 
 def _kinds(devices: Iterable[Device]) -> list[Device]:

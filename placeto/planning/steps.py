@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from placeto.formats.placement import described
+from placeto.formats.plan import PlanFile
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.step.plan import Plan, on_devices
+from placeto.problem.step.plan_files import plan_document
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 from placeto.terminal import table
-
-if TYPE_CHECKING:
-    from placeto.formats.plan import PlanFile
-    from placeto.problem.cluster import Cluster
 
 
 class Kind(StrEnum):
@@ -36,34 +38,69 @@ class Kind(StrEnum):
 
 
 PIPELINES = (Kind.PIPELINE, Kind.INTERLEAVED)
+_REPLICAS = Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED  # by their stage of ZeRO
 _IN_PROGRAM_ORDER = [*Kind][1:6]
 _RUN_BY = {
     Kind.ONE: "PyTorch",
-    Kind.WHOLE: "accelerate",
     Kind.REPLICAS: "torch DDP",
     Kind.SHARDED: "torch DDP, ZeRO",
     Kind.GRADIENTS_SHARDED: "torch FSDP",
     Kind.FULLY_SHARDED: "torch FSDP",
 }
-_TOOLS = {"torch": "torch-pipeline", "torchtitan": "torchtitan", "megatron": "Megatron-LM"}
+_TOOLS = {"torch": "torch-pipeline", "megatron": "Megatron-LM"}
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Return the kind of way that a plan is."""
+    if len(plan.devices) == 1:
+        return Kind.ONE if len(plan.used) == 1 else _REPLICAS[max(plan.sharding, default=0)]
+    return Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedStep:
     """One way to run a step."""
 
-    kind: Kind
-    shape: str  # "2 stages x 4"
-    micro_batches: int
+    plan: Plan | None  # None for whole modules and for a free placement
     result: PlacementResult  # the simulation; for frameworks, of the graph that they make of the captured step
-    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device: it uses the largest share of its memory
-    room: int  # bytes of memory of the fullest device
+    placement: PlacementResult | None  # of the captured step; None if parameters are sharded
     batch: int  # samples of a step
-    placement: PlacementResult | None  # of the captured step; None if parameters are divided
-    tool: str | None = None  # of a pipeline: the tool as which it is simulated, if one was asked for
+    fullest: int  # the device that uses the largest share of its memory
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device
+    tool: str | None = None  # the tool as which it is simulated, if one was asked for; accelerate for whole modules
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of way."""
+        if self.plan is not None:
+            return kind_of(self.plan)
+        return Kind.WHOLE if self.tool == "accelerate" else Kind.FREE
+
+    @cached_property
+    def shape(self) -> str:
+        """How devices are used, such as "2 stages x 4"."""
+        cluster = self.result.problem.cluster
+        if self.plan is None:
+            return on_devices(np.unique(self.result.placement).tolist(), cluster)
+        return self.device.name if self.kind == Kind.ONE else self.plan.shape(cluster)
+
+    @property
+    def micro_batches(self) -> int:
+        """M."""
+        return self.result.problem.graph.num_micro_batches if self.plan is None else self.plan.num_micro_batches
+
+    @property
+    def device(self) -> Device:
+        """The fullest device."""
+        return self.result.problem.cluster.devices[self.fullest]
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory of the fullest device."""
+        return self.device.memory
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -108,10 +145,19 @@ class PlannedStep:
         return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
 
     @property
+    def parts(self) -> str:
+        """A phrase such as " in 8 micro-batches"; "" for the whole batch."""
+        return "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
+
+    @property
     def name(self) -> str:
         """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
-        parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
-        return f"{self.kind} ({self.shape}){parts}"
+        return f"{self.kind} ({self.shape}){self.parts}"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again for the backward pass."""
+        return "recomputation" in self.result.problem.graph.passes
 
     @property
     def order(self) -> str:
@@ -124,7 +170,7 @@ class PlannedStep:
     def run_by(self) -> str:
         """A tool that can run this way; for a pipeline, torch if it can, unless another tool was asked for."""
         if self.tool is not None:
-            return _TOOLS[self.tool]
+            return _TOOLS.get(self.tool, self.tool)
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")
@@ -132,26 +178,23 @@ class PlannedStep:
     @cached_property
     def torch_refusal(self) -> str:
         """Why torch can't run a pipeline; "" if it can."""
-        plan, problem = self.placed.plan, self.placed.problem
-        return "" if plan is None else plan.refusal(problem)
+        if self.plan is None or self.placement is None:
+            return ""
+        return self.plan.refusal(self.placement.problem)
 
     def file(self, cluster: Cluster) -> PlanFile:
         """Return the content of a plan file for this way.
 
         Args:
             cluster: the cluster of the plan, with all of its memory: without the headroom taken off.
-
-        Raises:
-            ValueError: the way is no placement of the captured step, so that no plan file can hold it.
         """
-        from placeto.formats.placement import described
-        from placeto.formats.plan import PlanFile
-
-        if self.placement is None:
-            raise ValueError(f"{self.kind} is no placement of ops")
         fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
-        placed = replace(described(self.placement), cluster=cluster.name)
-        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, placed)
+        plan, placed = self.plan, None
+        if self.placement is not None:
+            plan = plan or self.placement.plan  # where a search for a free placement ended with a plan
+            placed = replace(described(self.placement), cluster=cluster.name, plan=None)
+        way = None if plan is None else plan_document(plan, cluster)
+        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,11 +212,6 @@ class Plans:
         return self.steps[0]
 
     @property
-    def best_placed(self) -> PlannedStep:
-        """The best of the ways that are a placement of the captured step."""
-        return next(step for step in self.steps if step.placement is not None)
-
-    @property
     def torch_refusal(self) -> str:
         """Why torch can't run the best pipeline; "" if torch can run any of them, or if there is no pipeline."""
         refusals = [step.torch_refusal for step in self.steps if step.kind in PIPELINES]
@@ -184,12 +222,12 @@ class Plans:
         best, others = self.best, self.steps[1:]
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
-            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or a smaller batch."
+            less = "a smaller batch" if best.recomputes else "a smaller batch, or activation checkpoints"
+            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or {less}."
         one = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = ""
         if one is not None and best is not one:
-            parts = f" in {one.micro_batches} micro-batches" if one.micro_batches > 1 else ""
-            gain = f", {one.step_us / best.step_us:.2f} times as fast as one device{parts}"
+            gain = f", {one.step_us / best.step_us:.2f} times as fast as one device{one.parts}"
         if one is not None and not one.fits:
             gain = ", and one device lacks the memory for it"
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."

@@ -23,21 +23,21 @@ from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.numbers import COUNTS, LEAST, PlanningError, in_numbers, place_in_best
 from placeto.planning.runnable import as_run
-from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans
+from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans, kind_of
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, PlanError, Tool, on_devices
+from placeto.problem.step.plan import Plan, PlanError, Tool, dealt
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.module_step import in_whole_modules
 from placeto.simulator.replica_step import replicated
 from placeto.simulator.schedule import Schedule, simulate
-from placeto.simulator.single_device import best_single
+from placeto.simulator.single_device import busy_us
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +53,6 @@ SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
 _NUMBERS = 2  # numbers of micro-batches in which each of them is tried
-RunnableBy = Tool | None
-"""A tool that a plan is for; None = any plan."""
 
 
 def plan(
@@ -72,7 +70,7 @@ def plan(
     headroom: int = 0,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
-    runnable_by: RunnableBy = None,
+    runnable_by: Tool | None = None,
 ) -> Plans:
     """Compare the ways to run a model's training step on a cluster, all with the same batch.
 
@@ -133,7 +131,7 @@ def plans_of(
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
-    runnable_by: RunnableBy = None,
+    runnable_by: Tool | None = None,
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
 
@@ -180,18 +178,14 @@ def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
 
 def _simple_ways(problem: PlacementProblem, count: int, batch: int) -> list[PlannedStep]:
     """Return the ways without stages or replicas: one device and, for the whole batch, whole modules on several."""
-    single = best_single(problem)
-    if single is None:
-        busy = problem.busy_us.sum(axis=0)
-        single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
-    device = int(single.placement[0])
-    alone = replace(_alone(single), plan=make_plan(problem, ((device,),), ()))
-    ways = [_planned(Kind.ONE, problem.cluster.devices[device].name, count, alone, batch)]
-    return ways if count > 1 else ways + _whole_modules(problem, batch)
+    fastest, *_ = devices = np.argsort(busy_us(problem), kind="stable").tolist()
+    tried = (one_device(problem, device, batch) for device in devices)
+    best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
+    return [best] if count > 1 else [best, *_whole_modules(problem, batch)]
 
 
 def _ways_of_plans(
-    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: RunnableBy, refusals: list[str]
+    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
 ) -> list[PlannedStep]:
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
@@ -201,49 +195,44 @@ def _ways_of_plans(
     Args:
         problems: the step, by its number of micro-batches.
         batch: number of samples of a step.
-        runnable_by: the tool that is to run the ways.
+        runnable_by: the tool that is to run the ways; None = any.
         refusals: see above.
     """
     ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
     keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
     for count, problem in problems.items():
         for score, plan in ranked_plans(problem, keep[count]) if count > 1 else ():
-            shapes = ranked.setdefault(_kind(plan), {})
+            shapes = ranked.setdefault(kind_of(plan), {})
             shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(count, (score, plan))
     ways = list[PlannedStep]()
     for kind, shapes in ranked.items():
         shown = 0
-        for shape, by_count in sorted(shapes.items(), key=_best_rank)[:_TRIED]:
+        for by_count in sorted(shapes.values(), key=_best_rank)[:_TRIED]:
             if shown == SHOWN:
                 break
             counts, steps = sorted(by_count, key=lambda count: by_count[count][0]), list[PlannedStep]()
             for count in counts if kind == Kind.REPLICAS else counts[:_NUMBERS]:
-                steps += _in_order(kind, shape, problems[count], by_count[count][1], batch, runnable_by, keep[count])
+                steps += _in_order(problems[count], by_count[count][1], batch, runnable_by, keep[count])
             shown += bool(steps)
             ways += steps
     return ways
 
 
-def _best_rank(ranked: tuple[str, Mapping[int, tuple[float, Plan]]]) -> float:
-    return min(score for score, _ in ranked[1].values())
+def _best_rank(by_count: Mapping[int, tuple[float, Plan]]) -> float:
+    return min(score for score, _ in by_count.values())
 
 
 def _in_order(
-    kind: Kind,
-    shape: str,
-    problem: PlacementProblem,
-    plan: Plan,
-    batch: int,
-    runnable_by: RunnableBy,
-    keep: Callable[[Plan], bool],
+    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
 ) -> list[PlannedStep]:
     """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't."""
-    groups, count = group_ops(problem), plan.num_micro_batches
+    groups = group_ops(problem)
     result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
-    if kind == Kind.REPLICAS:
-        return _replicas(problem, plan, shape, count, result, batch)
+    if len(plan.devices) == 1:
+        return replicas(problem, plan, result, batch)
     if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
-        return [replace(_planned(kind, shape, count, made[1], batch), placement=made[0], tool=runnable_by)]
+        placed, run = made
+        return [_planned(placed.plan, run, batch, placed, runnable_by)]
     return []
 
 
@@ -269,23 +258,27 @@ def _in_best_order(
     return evaluator.result()
 
 
-def _kind(plan: Plan) -> Kind:
-    return Kind.REPLICAS if len(plan.devices) == 1 else Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
-
-
 def _alone(schedule: Schedule) -> PlacementResult:
     """Return a schedule as the result of one simulation."""
     makespan, fits = schedule.makespan_us, schedule.fits
-    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem)
+    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem, plan=schedule.plan)
 
 
-def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
+def _planned(
+    plan: Plan | None, result: PlacementResult, batch: int, placement: PlacementResult | None, tool: str | None = None
+) -> PlannedStep:
     """Return a result as a way to run the step, with the memory of its fullest device."""
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
-    held, room = peak_by_category(schedule, fullest), int(memory[fullest])
-    return PlannedStep(kind, shape, count, result, held, room, batch, placement=result)
+    return PlannedStep(plan, result, placement, batch, fullest, peak_by_category(schedule, fullest), tool)
+
+
+def one_device(problem: PlacementProblem, device: int, batch: int) -> PlannedStep:
+    """Return the way in which one device runs all micro-batches."""
+    plan = make_plan(problem, ((device,),), ())
+    result = _alone(simulate(problem, np.full(problem.num_ops, device), plan=plan))
+    return _planned(plan, result, batch, result)
 
 
 def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
@@ -305,44 +298,43 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         except PlanError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            found.append(_planned(Kind.WHOLE, on_devices(order[:count], problem.cluster), 1, _alone(mapped), batch))
+            result = _alone(mapped)
+            found.append(_planned(None, result, batch, result, "accelerate"))
     return found
 
 
-def _replicas(
-    problem: PlacementProblem, plan: Plan, shape: str, count: int, result: PlacementResult, batch: int
-) -> list[PlannedStep]:
-    """Return the ways in which frameworks run replicas: with all parameters, or with parts of them."""
-    graph, devices = problem.graph, list(plan.devices[0])
-    first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
-    whole = _planned(
-        Kind.REPLICAS, shape, count, _alone(simulate(*replicated(problem, result.placement[first].tolist(), 1))), batch
-    )
-    whole = replace(whole, placement=result)
-    found = [_with_all(whole, problem, each) for each in (Kind.REPLICAS, Kind.SHARDED)]
-    if count % len(devices) == 0:
-        for kind, stage in ((Kind.GRADIENTS_SHARDED, 2), (Kind.FULLY_SHARDED, 3)):
-            run = _alone(simulate(*replicated(problem, devices * (count // len(devices)), stage)))
-            found.append(replace(_planned(kind, shape, count, run, batch), placement=None))
+def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
+    """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
+    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), 1)))
+    found = [_with_all(plan, run, placed, batch), _with_all(replace(plan, sharding=(1,)), run, placed, batch)]
+    if plan.num_micro_batches % len(plan.used) == 0:
+        found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
     return found
 
 
-def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> PlannedStep:
-    """Return the step with the memory that frameworks use for replicas with all weights and gradients.
+def sharded(problem: PlacementProblem, devices: tuple[int, ...], stage: int, batch: int) -> PlannedStep:
+    """Return the way in which replicas share out their parameters, in stage 2 or 3 of ZeRO; they take turns."""
+    taken = dealt(problem.graph.num_micro_batches, np.ones(len(devices)))
+    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), sharding=(stage,))
+    return _planned(plan, _alone(simulate(*replicated(problem, plan.device[0].tolist(), stage))), batch, None)
+
+
+def _with_all(plan: Plan, run: PlacementResult, placed: PlacementResult, batch: int) -> PlannedStep:
+    """Return replicas with the memory that frameworks use where each has all weights and gradients.
 
     Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
     to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
     """
-    schedule, graph = step.schedule, problem.graph
+    schedule, graph, memory = run.schedule(), placed.problem.graph, run.problem.cluster.memory
     used = np.unique(schedule.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
-    state = int(problem.resident_bytes.sum()) - weights - trained
-    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == Kind.SHARDED else 1)}
-    memory, at = problem.cluster.memory, CATEGORIES.index("activations")
+    state = int(placed.problem.resident_bytes.sum()) - weights - trained
+    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
+    at = CATEGORIES.index("activations")
     most = {device: int(memory_by_category(schedule, device)[1][:, at].max()) for device in used}
     held = {device: whole | {"activations": most[device], "received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
-    return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
+    return PlannedStep(plan, run, placed, batch, fullest, held[fullest])
 
 
 def _searched(
@@ -362,5 +354,4 @@ def _searched(
         return placer(problem, simulations=simulations, seconds=seconds, seed=seed)
 
     chosen = place_in_best({count: problems[count] for count in numbers if count in problems}, place, simulations)
-    shape = on_devices(np.unique(chosen.result.placement).tolist(), before.result.problem.cluster)
-    return _planned(Kind.FREE, shape, chosen.count, chosen.result, before.batch)
+    return _planned(None, chosen.result, before.batch, chosen.result)

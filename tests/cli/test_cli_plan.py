@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from placeto.formats.placement import load_placement
+from placeto.formats.plan import load_plan
 from placeto.planning import ways
 from placeto.problem.cluster import load_cluster, save_cluster
-from tests.command_line import run
+from tests.command_line import fails, run
 
 NET = """
 import torch
@@ -161,13 +162,23 @@ def test_torch_leaves_out_activation_checkpoints(capsys: pytest.CaptureFixture[s
         assert ("torch-pipeline traces the model without its activation checkpoints" in capsys.readouterr().out) == told
 
 
-def test_what_is_no_placement_leaves_the_file_to_the_next_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net", "--set", "batch=8192", "--cluster", "2xv100", "--simulations", "0")
     assert run(*words, "--micro-batches", "2", "--headroom", "15.9015GB", "-o", "p.json") == 0
     out, err = capsys.readouterr()
     assert "Use data parallel, fully sharded (2 replicas) in 2 micro-batches" in out
-    assert "data parallel, fully sharded is no placement of ops: the file has that of the best way that is one, " in err
-    assert load_placement("p.json").placement
+    assert "p.json has no placement, as parameters are sharded: run it with torch FSDP" in err
+    plan = load_plan("p.json")
+    assert plan is not None
+    assert plan.plan is not None
+    assert (plan.kind, plan.placement, plan.plan["stages"][0]["sharding"]) == ("data parallel, fully sharded", None, 3)
+    for command in (
+        ("simulate", "net.py:net", "--cluster", "2xv100", "--placement"),
+        ("export", "net.py:net", "--cluster", "2xv100", "--format", "trace", "-o", "trace.json", "--placement"),
+        ("run", "net.py:net", "--devices", "cpu:0,cpu:1", "--plan"),
+    ):
+        told = "p.json: its way, 'data parallel, fully sharded', shards parameters, so that no op has a device: run it "
+        assert told in fails(capsys, *command, "p.json")
 
 
 def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:

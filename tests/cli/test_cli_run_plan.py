@@ -72,11 +72,18 @@ def test_why_a_step_takes_another_time_than_the_file_says(
     assert costs is not None
     placement = load_placement("plan.json")
     cluster_hash = load_cluster("2xcpu-core").hash
+    facts = {"weights": 1}, 2, True, cluster_hash, placement.plan, replace(placement, plan=None)
     way = "data parallel", "2 replicas", 2, "program", "torch DDP", 16, 1234.5
-    save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
+    save_plan(
+        PlanFile(*way, *facts),
+        "plan.json",
+    )
     assert note() == "note: plan.json says 1.23 ms, for data parallel as torch DDP runs it; "
     way = "free placement", "on 2 devices", 2, "own list", "placeto run", 16, 1234.5
-    save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
+    save_plan(
+        PlanFile(*way, *facts),
+        "plan.json",
+    )
     message = "plan.json: its way is a free placement, which torch can't run: give the file as --placement plan.json"
     assert message in fails(capsys, *RUN)
 

@@ -3,7 +3,8 @@
 import pytest
 
 from placeto.capture.errors import CaptureError
-from placeto.planning.fits import Fits, device_of, fits
+from placeto.planning.fits import Fits, device_of, fits, resident_bytes
+from placeto.planning.steps import Kind
 from placeto.problem.cluster import Cluster, load_cluster
 from tests.captures import chained
 
@@ -12,13 +13,13 @@ WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
 
 
 def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
-    return fits(lambda count, _: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, counts)
+    return fits(lambda count, _: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, batch, counts)
 
 
 def test_what_fits_as_it_is_is_asked_once() -> None:
     found = asked(load_cluster("2xv100"))
-    (need,) = found.needs
-    assert (need.fits, need.micro_batches, need.devices, need.resident) == (True, 1, 1, 4 * WHOLE)
+    (need,) = found.steps
+    assert (need.fits, need.micro_batches, need.kind, resident_bytes(need)) == (True, 1, Kind.ONE, 4 * WHOLE)
     assert need.memory["weights"] == need.memory["gradients"] == need.memory["optimizer"] // 2 == WHOLE
     layer = BATCH * WIDTH * 4
     # the inputs of all layers but the first, the last output, and what the loss makes of it
@@ -27,11 +28,11 @@ def test_what_fits_as_it_is_is_asked_once() -> None:
 
 
 def test_micro_batches_are_tried_until_it_fits() -> None:
-    whole = asked(load_cluster("2xv100")).needs[0]
-    found = asked(device_of(whole.resident + (whole.used - whole.resident) * 3 // 5))
-    assert [need.micro_batches for need in found.needs] == [1, 2]
-    assert [need.fits for need in found.needs] == [False, True]
-    one, two = (need.memory["activations"] for need in found.needs)
+    whole = asked(load_cluster("2xv100")).steps[0]
+    found = asked(device_of(4 * WHOLE + (whole.used - 4 * WHOLE) * 3 // 5))
+    assert [need.micro_batches for need in found.steps] == [1, 2]
+    assert [need.fits for need in found.steps] == [False, True]
+    one, two = (need.memory["activations"] for need in found.steps)
     assert two == pytest.approx(one / 2, rel=0.01)
     assert "in 2 micro-batches, with" in found.advice()
     assert "lacks" in str(found)
@@ -39,10 +40,10 @@ def test_micro_batches_are_tried_until_it_fits() -> None:
 
 def test_what_never_fits_is_told_at_once() -> None:
     found = asked(device_of(3 * WHOLE))
-    assert [need.micro_batches for need in found.needs] == [1]
+    assert [need.micro_batches for need in found.steps] == [1]
     assert found.advice() == "It doesn't fit on device (12.6 MB): weights, gradients and optimizer take 16.8 MB."
     found = asked(device_of(4 * WHOLE + 1), (1, 2))
-    assert [need.micro_batches for need in found.needs] == [1, 2]
+    assert [need.micro_batches for need in found.steps] == [1, 2]
     assert found.advice().endswith("in 2 micro-batches.")
 
 
@@ -52,12 +53,13 @@ def test_parameters_are_divided_where_nothing_else_helps() -> None:
     named = tuple(type(one)(f"d{number}", *list(vars(one).values())[1:]) for number, one in enumerate(devices))
     small = Cluster("small", named, cluster.bandwidth, cluster.latency_us)
     found = asked(small, batch=64)
-    assert [(need.devices, need.micro_batches) for need in found.needs] == [(1, 1), (4, 4)]
-    assert found.needs[-1].fits
-    assert found.needs[-1].resident == WHOLE
+    assert [(need.kind, need.micro_batches) for need in found.steps] == [(Kind.ONE, 1), (Kind.FULLY_SHARDED, 4)]
+    assert found.steps[-1].fits
+    assert resident_bytes(found.steps[-1]) == WHOLE
     assert "With its parameters divided over 4 devices it fits in 4 micro-batches" in found.advice()
+    assert [step.micro_batches for step in asked(small).steps] == [1, 4, 8, 16]
     odd = asked(small, batch=63)
-    assert len(odd.needs) == 1
+    assert len(odd.steps) == 1
     assert "can't be split into 4" in odd.left_out[4]
     with pytest.raises(CaptureError, match="can't be split into 5"):
         asked(small, (5,), batch=64)

@@ -253,10 +253,19 @@ def test_what_runs_each_way(plans: Plans) -> None:
             assert step.run_by == "placeto run"
         elif step.kind == Kind.PIPELINE:
             assert step.run_by == "torch-pipeline"
-    saved = plans.best_placed
-    assert saved.placement is not None
-    assert len(saved.file(load_cluster("2x4xv100")).placement.placement) == saved.placement.problem.num_ops
-    assert saved.kind not in (Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED)
+
+
+def test_each_way_has_a_file(plans: Plans) -> None:
+    stages = {Kind.SHARDED: 1, Kind.GRADIENTS_SHARDED: 2, Kind.FULLY_SHARDED: 3}
+    for step in plans.steps:
+        file, stage = step.file(load_cluster("2x4xv100")), stages.get(step.kind, 0)
+        assert (file.kind, file.memory, file.room) == (step.kind, step.memory, step.room)
+        assert (file.placement is None) == (stage > 1)
+        if file.placement is not None:
+            assert len(file.placement.placement) == step.placed.problem.num_ops
+        if step.kind in WITH_REPLICAS:
+            assert file.plan is not None
+            assert [one.get("sharding", 0) for one in file.plan["stages"]] == [stage]
 
 
 def test_replicas_are_not_sent_what_is_not_trained() -> None:
