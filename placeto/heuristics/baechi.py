@@ -41,6 +41,7 @@ from placeto.simulator.evaluator import Evaluator
 
 LP_OPS = 5000
 """Ops of the largest graph whose favourites come from the linear program; see `favourite_children` for larger ones."""
+_MOST_ITERATIONS = 4  # of the solver, for each row of the program; programs of captured steps take at most 0.5
 _LP_PAIRS = 4  # pairs an op, at most: 400 ops with 40,000 pairs take the solver 4 s; captured steps have 1 to 2 an op
 _EPSILON = 1e-6  # a solution x counts as below 1/2 if it is lower by more than this
 
@@ -168,7 +169,7 @@ def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
 def _relaxation(
     time: np.ndarray, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray, seconds: float | None
 ) -> np.ndarray | None:
-    """Solve the linear program: (A,) the x of each pair; None if no optimum was found within the time limit.
+    """Solve the linear program: (A,) the x of each pair; None if no optimum was found within the limits.
 
     Columns of the program: s (N,), x (A,), w. Rows: one for each pair (P), one for each op's end (N), one for each
     producer of a pair that may be apart, and one for each consumer of such a pair.
@@ -205,7 +206,7 @@ def _relaxation(
         b_ub=np.concatenate(limits),
         bounds=np.stack([np.zeros(num_columns), upper], axis=1),
         method="highs-ds",
-        options={} if seconds is None else {"time_limit": seconds},
+        options={"maxiter": _MOST_ITERATIONS * num_rows} | ({} if seconds is None else {"time_limit": seconds}),
     )
     return solution.x[x] if solution.status == 0 else None
 

@@ -20,6 +20,7 @@ from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 
 _HORIZON_TICKS = 10**6  # with more ticks propagation is slow: bounds change by single ticks
+_MOST_TICKS = 10 * _HORIZON_TICKS  # of an op or a send, which then is in no schedule: CP-SAT's numbers have 64 bits
 ROUNDING = 1e-12  # share of a time that is allowed for the rounding of floating-point numbers
 
 
@@ -99,7 +100,7 @@ class ScheduleModel:
 
     def _ticks(self, time_us: Any) -> Any:
         """Whole ticks, rounded down: an int, or an int64 array."""
-        exact = np.asarray(time_us) * self.ticks_per_us
+        exact = np.minimum(np.asarray(time_us) * self.ticks_per_us, _MOST_TICKS)
         ticks = np.floor(exact * (1 + ROUNDING)).astype(np.int64)  # 0.29 * 100 is a little below 29
         return int(ticks) if ticks.ndim == 0 else ticks
 
