@@ -41,9 +41,13 @@ FIRST_ORDERS = ("priority", "earlier-0.02")
 
 
 def try_all_plans(evaluator: Evaluator, seed: int) -> None:
-    """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches."""
+    """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches.
+
+    Without micro-batches, each device has one stage: with several stages a device, the step would only send more often,
+    and tools that serve models need contiguous layers.
+    """
     try_single(evaluator, seed)
-    try_plans(evaluator, seed)
+    try_plans(evaluator, seed, contiguous=evaluator.problem.graph.num_micro_batches == 1)
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
@@ -51,7 +55,7 @@ def try_even_plans(evaluator: Evaluator, seed: int) -> None:
     try_plans(evaluator, seed, even=True)
 
 
-def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
+def try_plans(evaluator: Evaluator, seed: int, even: bool = False, contiguous: bool = False) -> None:
     """Score the plans that rank best, the best three and one with one stage under all orders.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. Afterwards the evaluator's
@@ -65,6 +69,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         even: score only plans whose stages all have equally many replicas, with equally many micro-batches each. If
             there are none, all plans are scored. For a captured step in micro-batches, score only those that torch can
             run.
+        contiguous: score only plans with one stage on each device.
 
     Raises:
         PlanError: `even` is set, and torch can run none of the plans.
@@ -72,7 +77,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     problem, refusals = evaluator.problem, list[str]()
     for device in range(problem.num_devices):  # `single` has scored, or will score, these placements
         evaluator.note_plan(make_plan(problem, ((device,),), ()), np.full(problem.num_ops, device))
-    keep = partial(_torch_runs, problem, refusals) if even else _any
+    keep = partial(_torch_runs, problem, refusals) if even else _contiguous if contiguous else _any
     decided = orders_to_try(problem)
     plans = score_plans(evaluator, keep)
     if even and not plans:
@@ -103,6 +108,10 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
 
 def _any(plan: Plan) -> bool:
     return True
+
+
+def _contiguous(plan: Plan) -> bool:
+    return not plan.interleaved
 
 
 def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan) -> bool:
