@@ -66,7 +66,7 @@ class Snapshot:
         return ((where, container, key) for where, container, key, _, _ in self._differences(tensors))
 
     def is_alike(self) -> bool:
-        """Whether all is as it was, but that tensors may be others of the same shape and dtype."""
+        """Whether all is as it was, but that tensors may be others of the same layout."""
         return all(_alike(now, was) for *_, now, was in self._differences(tensors=True))
 
     def _differences(self, tensors: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
@@ -162,12 +162,16 @@ def _unchanged(container: Any, copy: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same, or nests of tensors of the same shapes and dtypes."""
+    """Whether two values are the same, or nests of tensors that a trace of shapes can't tell apart."""
     (ones, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
     return spec == other_spec and all(
-        _same(a, b) or (isinstance(a, Tensor) and isinstance(b, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype))
+        _same(a, b) or (isinstance(a, Tensor) and isinstance(b, Tensor) and _layout(a) == _layout(b))
         for a, b in zip(ones, others, strict=True)
     )
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _same(one: Any, other: Any) -> bool:
