@@ -22,6 +22,7 @@ _LARGEST = 10_000  # the most items of a container whose items are kept
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _WEIGHTS = ("_flat_weights", "_flat_weight_refs")  # lists of its weights that a recurrent layer of torch makes anew
+_ABSENT = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -70,7 +71,7 @@ class Snapshot:
         return all(_alike(now, was) for *_, now, was in self._differences(tensors=True))
 
     def _differences(self, tensors: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
-        """Yield what `changes` yields, with the value of now and the one that was; None if there is none."""
+        """Yield what `changes` yields, with the value of now and the one that was, or `_ABSENT`."""
         for where, container, copy in self._kept:
             if not tensors and id(container) in self._registered and container.keys() == copy.keys():
                 continue
@@ -82,7 +83,7 @@ class Snapshot:
             for key in [*copy, *(key for key in container if key not in copy)]:
                 known = key in copy and key in container and _same(container[key], copy[key])
                 if not known and (id(container), key) not in self._derived:
-                    yield where, container, str(key), container.get(key), copy.get(key)
+                    yield where, container, str(key), container.get(key, _ABSENT), copy.get(key, _ABSENT)
 
     def restore(self, only: Container[tuple[int, str]] | None = None) -> None:
         """Put everything back as it was, or only the given attributes: pairs of the container's `id` and the name."""
