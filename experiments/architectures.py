@@ -30,6 +30,7 @@ from experiments.harness import measure_cells
 from experiments.tables import markdown
 from placeto.capture.errors import CaptureError
 from placeto.placing import PlacedModel
+from placeto.runtime.placed import RunError
 
 SIZES: Mapping[str, float | bool] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
@@ -145,10 +146,11 @@ def outcome(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> Outc
     own = deepcopy(module)
     try:
         placed = placeto.place(own, inputs, cluster="2xv100", placer="etf", training=True, micro_batches=parts)
-    except CaptureError as error:
+        assert isinstance(placed, PlacedModel)
+        step = placed.compile(devices=["cpu:0", "cpu:1"])
+    except (CaptureError, RunError) as error:
         return Outcome(0, 0.0, random, re.sub(r"\S*site-packages/", "", str(error)))
-    assert isinstance(placed, PlacedModel)
-    placed.compile(devices=["cpu:0", "cpu:1"])(**inputs)
+    step(**inputs)
     found = difference([parameter.grad for parameter in own.parameters()], expected)
     return Outcome(placed.problem.num_ops, found, random and found > SAME, "")
 

@@ -69,6 +69,7 @@ class PlacedModel(PlacementResult):
         Raises:
             DeviceError: there are more or fewer devices than the cluster has, or this machine lacks one of them.
             StepError: a parameter or a buffer of the module is on "meta", where nothing can be run.
+            RunError: a placed step would not do what the module does, as `Capture.refusal` says.
         """
         from placeto.runtime.devices import DeviceError, open_devices
         from placeto.runtime.executable import PlacedModule

@@ -5,8 +5,7 @@ It also compares torch's autocast, which decides what a module computes as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -106,6 +105,7 @@ class ChangeDetector:
         trace: what records the step anew.
         signature: the signature of the step.
         own: attributes that the step itself sets, as container and name.
+        precision: of the step; in "bf16" and "fp16" it has an autocast of its own.
     """
 
     def __init__(
@@ -114,24 +114,16 @@ class ChangeDetector:
         trace: Callable[[], Signature],
         signature: Signature,
         own: Iterable[tuple[Any, str]],
+        precision: str,
     ) -> None:
         self._state, self._trace, self._signature = state, trace, signature.whole
-        self._around = surroundings()
-        self._alike = {self._around}  # surroundings in which the step is the same
+        self._around, self._cast = surroundings(), precision in ("bf16", "fp16")
         self._free = {(id(container), key) for container, key in own}  # attributes whose changes don't matter
 
     def elsewhere(self) -> str:
-        """A phrase for a message if the autocast of now would make another step than was captured; otherwise ""."""
+        """A phrase for a message if the autocast of now is another than that of the capture; otherwise ""."""
         around = surroundings()
-        if around in self._alike:
-            return ""
-        try:
-            with _cuda_as_cpu():
-                same = self._same()
-        except Exception:  # whatever the module raises there
-            same = False
-        if same:
-            self._alike.add(around)
+        if self._cast or around == self._around:
             return ""
         return f"was captured {self._around} and is called {around}"
 
@@ -145,7 +137,7 @@ class ChangeDetector:
         if not found:
             return ""
         try:
-            same = self._same(self._free)
+            same = self._same()
         except Exception as problem:  # whatever the changed module raises
             return f"{found[0][0]} ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
         if same:
@@ -153,11 +145,11 @@ class ChangeDetector:
             return ""
         return ", ".join(dict.fromkeys(what for what, _ in found[:3]))
 
-    def _same(self, only: set[tuple[int, str]] | None = None) -> bool:
-        """Whether the step, traced again with the attributes of the capture (or with these alone), is the same."""
+    def _same(self) -> bool:
+        """Whether the step, traced again with the free attributes of the capture, is the same."""
         present = Snapshot(self._state.module)
         try:
-            self._state.restore(only=only)
+            self._state.restore(only=self._free)
             return self._trace().whole == self._signature
         finally:
             present.restore()
@@ -171,12 +163,3 @@ def surroundings() -> str:
         if torch.is_autocast_enabled(device)
     ]
     return f"under {' and '.join(cast)}" if cast else "without torch.autocast"
-
-
-@contextmanager
-def _cuda_as_cpu() -> Iterator[None]:
-    """A context in which a GPU's autocast, if it is on, also holds for the CPU, where steps are traced."""
-    with ExitStack() as stack:
-        if torch.is_autocast_enabled("cuda"):
-            stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype("cuda")))
-        yield

@@ -71,6 +71,10 @@ class CaptureError(ValueError):
     """Raised if a module can't be traced, or its inputs or its loss don't fit it."""
 
 
+class NotRunWarning(UserWarning):
+    """A captured step can be placed, but not run: a placed step would not do what the module does."""
+
+
 def call_loss(loss: Callable[..., Any], output: Any, targets: Sequence[Any]) -> Any:
     """Call the loss and return what it gives. `explain` recognises an error of the loss by this function's frame."""
     return loss(output, *targets)

@@ -1,101 +1,66 @@
 """Random numbers that a traced step would not draw as the module does.
 
 Numbers from Python's and numpy's random are constants in a trace, or decide which branch is traced: every step would
-have the same. If forward seeds torch's generator, a traced step would not do so. If forward makes or seeds a generator
-of its own, a traced step would go on drawing from the generator that it had when it was traced.
+have the same. If forward seeds torch's generator, a traced step would not do so. If forward draws from a generator of
+its own, it may make or seed it as well. So such steps are placed, but not run.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.fx import GraphModule
-from torch.utils._mode_utils import no_dispatch
+from torch.fx import GraphModule, Node
 
-from placeto.capture.errors import CaptureError
+from placeto.capture.draws import draws
+
+_UNUSUAL = 0x9E3779B97F4A7C15  # seed of torch's generator while a step is traced, that no forward is likely to give
 
 
 class OutsideRandom:
-    """The states of the generators of the modules `random` and `numpy.random`, as they were when this was made."""
+    """The states of the generators of `torch`, `random` and `numpy.random`, as they were when this was made.
+
+    Until they are put back, torch's has a seed of its own, so that it is seen if forward gives it another one.
+    """
 
     def __init__(self) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+        self._torch = torch.random.get_rng_state()
+        torch.random.default_generator.manual_seed(_UNUSUAL)
 
-    def changed(self) -> bool:
-        """Whether numbers have been drawn from them since then."""
-        return random.getstate() != self._python or _key(np.random.get_state(legacy=False)) != _key(self._numpy)
+    def refusal(self, traced: GraphModule) -> str:
+        """Why a step that has been traced since then can't be run; "" if it draws all numbers as the module does."""
+        now = np.random.get_state(legacy=False)
+        if random.getstate() != self._python or _key(now) != _key(self._numpy):
+            return (
+                "forward draws numbers with Python's or numpy's random, and every step would have those of the "
+                "capture: draw them with torch.rand and choose by torch.where"
+            )
+        if any(isinstance(value, torch.Generator) for node in traced.graph.nodes for value in _arguments(node)):
+            return (
+                "forward draws from a torch.Generator of its own, and a placed step draws from torch's: leave "
+                "generator= out"
+            )
+        if torch.random.initial_seed() != _UNUSUAL and any(map(draws, traced.graph.nodes)):
+            return (
+                "forward seeds the random numbers of torch, and a placed step would not: leave torch.manual_seed out "
+                "of forward"
+            )
+        return ""
 
     def restore(self) -> None:
-        """Put both generators back into these states."""
+        """Put all generators back into these states."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+        torch.random.set_rng_state(self._torch)
 
 
-class Seeds:
-    """A context manager that stands in for torch's default generator and notes the seeds that it is given."""
-
-    def __init__(self) -> None:
-        self.given: list[int] = []
-
-    def __enter__(self) -> Seeds:
-        self._generator = torch.random.default_generator
-        vars(torch.random)["default_generator"] = self
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        vars(torch.random)["default_generator"] = self._generator
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        """Note the seed, and seed torch's default generator with it."""
-        self.given.append(seed)
-        return self._generator.manual_seed(seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-
-def check_generators(traced: GraphModule, again: Callable[[], GraphModule], name: str) -> None:
-    """Refuse steps whose ops draw from a generator of the module that forward makes or seeds.
-
-    Args:
-        traced: the step.
-        again: traces the step once more.
-        name: the name of the graph, for the message.
-
-    Raises:
-        CaptureError: forward makes or seeds such a generator.
-    """
-    given = _generators(traced)
-    if not given:
-        return
-    with no_dispatch():  # the states are tensors with values, which a trace doesn't have
-        before = [generator.get_state() for generator in given]
-        for generator in given:
-            generator.seed()
-        seeded = [generator.get_state() for generator in given]
-    try:
-        same = _generators(again()) == given  # the same objects
-        with no_dispatch():
-            kept = all(torch.equal(one.get_state(), other) for one, other in zip(given, seeded, strict=True))
-    finally:
-        with no_dispatch():
-            for generator, state in zip(given, before, strict=True):
-                generator.set_state(state)
-    if not (same and kept):
-        raise CaptureError(
-            f"{name}: forward makes or seeds a torch.Generator, and a placed step would draw on from the one of the "
-            "capture: make it once, when the module is made, or leave it out of forward"
-        )
-
-
-def _generators(traced: GraphModule) -> list[torch.Generator]:
-    """The generators that a module gives to its ops, in the order in which the ops draw."""
-    values = (value for node in traced.graph.nodes for value in (*node.args, *node.kwargs.values()))
-    return [value for value in values if isinstance(value, torch.Generator)]
+def _arguments(node: Node) -> Iterator[Any]:
+    yield from node.args
+    yield from node.kwargs.values()
 
 
 def _key(state: Any) -> tuple[bytes, int]:

@@ -13,6 +13,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from placeto.capture.objects import has_attributes
 
@@ -20,6 +21,8 @@ _DEEPEST = 3  # containers within containers of a module
 _LARGEST = 10_000  # the most items of a container whose items are kept
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_WEIGHTS = ("_flat_weights", "_flat_weight_refs")  # lists of its weights that a recurrent layer of torch makes anew
+_ABSENT = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -47,7 +50,10 @@ class Snapshot:
         self._kept: list[tuple[str, Any, Any]] = []  # where, container, a shallow copy of it
         self._seen: set[int] = set()
         self._registered: set[int] = set()  # dicts of parameters and of buffers
+        self._derived: set[tuple[int, str]] = set()  # attributes that follow from parameters
         for path, part in module.named_modules():
+            if isinstance(part, nn.RNNBase):
+                self._derived |= {(id(vars(part)), key) for key in _WEIGHTS}
             self._seen.add(id(vars(part)))
             self._registered |= {id(part._parameters), id(part._buffers)}
             self._keep(named(path, part), vars(part), 0)
@@ -58,17 +64,26 @@ class Snapshot:
         Args:
             tensors: whether a parameter or buffer has changed if it is another tensor of the same name.
         """
+        return ((where, container, key) for where, container, key, _, _ in self._differences(tensors))
+
+    def is_alike(self) -> bool:
+        """Whether all is as it was, but that tensors may be others of the same layout."""
+        return all(_alike(now, was) for *_, now, was in self._differences(tensors=True))
+
+    def _differences(self, tensors: bool) -> Iterator[tuple[str, Any, str, Any, Any]]:
+        """Yield what `changes` yields, with the value of now and the one that was, or `_ABSENT`."""
         for where, container, copy in self._kept:
             if not tensors and id(container) in self._registered and container.keys() == copy.keys():
                 continue
             if _unchanged(container, copy):
                 continue
             if not isinstance(container, dict):
-                yield where, container, where
+                yield where, container, where, container, copy
                 continue
             for key in [*copy, *(key for key in container if key not in copy)]:
-                if key not in copy or key not in container or not _same(container[key], copy[key]):
-                    yield where, container, str(key)
+                known = key in copy and key in container and _same(container[key], copy[key])
+                if not known and (id(container), key) not in self._derived:
+                    yield where, container, str(key), container.get(key, _ABSENT), copy.get(key, _ABSENT)
 
     def restore(self, only: Container[tuple[int, str]] | None = None) -> None:
         """Put everything back as it was, or only the given attributes: pairs of the container's `id` and the name."""
@@ -145,6 +160,19 @@ def _unchanged(container: Any, copy: Any) -> bool:
     if isinstance(copy, set):
         return container == copy
     return all(map(_same, container, copy))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same, or nests of tensors that a trace of shapes can't tell apart."""
+    (ones, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
+    return spec == other_spec and all(
+        _same(a, b) or (isinstance(a, Tensor) and isinstance(b, Tensor) and _layout(a) == _layout(b))
+        for a, b in zip(ones, others, strict=True)
+    )
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _same(one: Any, other: Any) -> bool:

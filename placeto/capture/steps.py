@@ -25,9 +25,9 @@ from placeto.capture.batch_dimension import Sizes, batch_length, first_part, is_
 from placeto.capture.change_detection import ChangeDetector, Signature
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module, check_split
-from placeto.capture.draws import draws, to_be_run
+from placeto.capture.draws import to_be_run
 from placeto.capture.dtypes import onednn
-from placeto.capture.errors import RUN, CaptureError, explain, without_logs
+from placeto.capture.errors import CaptureError, NotRunWarning, explain, without_logs
 from placeto.capture.flops import uncounted
 from placeto.capture.gradients import requiring_grad
 from placeto.capture.labels import Labels
@@ -35,7 +35,7 @@ from placeto.capture.meanwhile import meanwhile
 from placeto.capture.names import with_names
 from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import step_of
-from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
+from placeto.capture.outside_random import OutsideRandom
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
 from placeto.capture.state_flow import check_flow
@@ -47,7 +47,6 @@ from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.problem.step.micro_batches import Step
 
 _SEED = 0  # seed of the random numbers of a step that is computed
-_AGAIN = 4  # number of traces that are compared with the first, if numbers were drawn outside of torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +68,7 @@ class Capture:
     rebuild: Callable[..., Any]  # (outputs after the gradients, arguments) -> what the module returns
     whole: Whole | None = None  # the module, and the modules that the loss uses
     changes: ChangeDetector | None = None
+    refusal: str = ""  # why the step can't be run, although it can be placed; "" = it can
     trained: tuple[str, ...] = ()  # paths of the trainable parameters
     paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
     split: tuple[bool, ...] = ()  # whether micro-batches split each leaf of inputs and targets; () if there is one
@@ -248,50 +248,38 @@ def capture_step(
         with tracing():
             return Signature.of(traced_again(), own_tensors)
 
-    outside, seeded = OutsideRandom(), torch.random.get_rng_state()
+    def refusal_of(changed: str) -> str:
+        """Why a step whose forward changes attributes can't be run; "" if they have settled after the first step.
+
+        The next step is traced. If it is the same, and leaves the attributes alike, then all later steps are too.
+        """
+        left = Snapshot(whole)
+        try:
+            same = Signature.of(traced_again(), own_tensors, (signature, traced.meta["tensors"])).whole
+            if same == signature.whole and left.is_alike():
+                return ""
+        except Exception:  # whatever the module raises in its second step
+            pass
+        return (
+            f"forward changes {changed}, on which later steps may depend: register it as a buffer that keeps its shape "
+            "(self.register_buffer), or pass it in and out"
+        )
+
     state = Snapshot(whole)
     own_tensors = state.tensors()
+    outside = OutsideRandom()
     try:
         with tracing():
             check_sizes()
-            with Seeds() as seeds:
-                traced = traced_again()
-            signature = Signature.of(traced, own_tensors)
+            traced = traced_again()
+            calls, signature = labels.calls, Signature.of(traced, own_tensors)
             own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
-            before = signature, traced.meta["tensors"]
-            if outside.changed() and run and micro_batches > 1:
-                raise CaptureError(
-                    f"{name}: forward draws numbers with Python's or numpy's random, which each micro-batch would draw "
-                    "anew: draw them with torch.rand, or use micro_batches=1"
-                )
-            for _ in range(_AGAIN if outside.changed() and not run else 0):
-                if Signature.of(traced_again(), own_tensors, before).whole != signature.whole:
-                    raise CaptureError(
-                        f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
-                        f"be another: draw them with torch.rand and choose by torch.where, or {RUN}"
-                    )
-            if seeds.given and not run and any(map(draws, traced.graph.nodes)):
-                with Seeds() as others_given:
-                    traced_again()
-                if others_given.given == seeds.given:
-                    raise CaptureError(
-                        f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
-                        f"step would not: leave torch.manual_seed out of forward, or {RUN}"
-                    )
-            if not run:
-                check_generators(traced, traced_again, name)
-            for _ in range(2 * micro_batches - 1 if own else 0):  # the rest of this step, and the next one
-                after = Signature.of(traced_again(), own_tensors, before)
-                if after.whole != signature.whole:
-                    what = ", ".join(dict.fromkeys(what for _, _, what in own))
-                    raise CaptureError(
-                        f"{name}: forward changes {what}, and the next step would be another: register it as "
-                        "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
-                    )
+            refusal = refusal_of(", ".join(dict.fromkeys(what for _, _, what in own))) if own else ""
             state.restore()
             check_sizes()
             if mutates(traced):
                 traced = functional(traced, tree_flatten(values())[0])
+        refusal = refusal or outside.refusal(traced)
     except (CaptureError, KeyboardInterrupt):
         raise
     # a user's module may raise anything while it is traced: the message says what, and where
@@ -305,7 +293,6 @@ def capture_step(
     finally:
         state.restore()
         outside.restore()
-        torch.random.set_rng_state(seeded)
     buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
     split: list[bool] = []
     joins: list[bool] = []
@@ -316,15 +303,18 @@ def capture_step(
         check_flow(traced, dict(zip([*paths, *buffers], mine, strict=True)), len(paths), name)
         if mode == "inference":
             joins = joined(traced, list(compress(given, split)), mine, name)
-    how = name, mode, precision == "tf32", micro_batches, labels.calls, joins
+    how = name, mode, precision == "tf32", micro_batches, calls, joins
     try:
         step, nodes = step_of(traced, paths, trained, buffers, *how)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     if line := uncounted(step.micro_batch):
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
+    if refusal:
+        warnings.warn(f"{name} can be placed, but not run: {refusal}", NotRunWarning, stacklevel=3)
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
-    changes = ChangeDetector(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
+    free = [*((container, key) for container, key, _ in own), *modes]
+    changes = ChangeDetector(state, again, signature, free, precision)
     step = with_names(step, nodes, traced, module, inputs, len(paths), buffers)
     to_be_run(traced)
     return Capture(
@@ -334,6 +324,7 @@ def capture_step(
         kept.rebuild,
         whole,
         changes,
+        refusal,
         tuple(trained),
         (*paths, *buffers),
         tuple(split),

@@ -1,4 +1,4 @@
-"""The generators that a placed step draws random numbers from: torch's, one for each core, or the module's own."""
+"""The generators that a placed step draws random numbers from: torch's, or one for each core."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ from placeto.runtime.devices import LocalDevice
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers and can be given a generator, as the module gives it none of its own."""
+    """Whether a call draws random numbers and can be given a generator."""
     schema = getattr(node.target, "_schema", None)
-    takes_one = schema is not None and any(argument.name == "generator" for argument in schema.arguments)
-    return takes_one and own_generator(node) is None
-
-
-def own_generator(node: Node) -> torch.Generator | None:
-    """Return the generator that the module gives to an op; None if it gives none."""
-    values: tuple[object, ...] = (*node.args, *node.kwargs.values())
-    return next((value for value in values if isinstance(value, torch.Generator)), None)
+    return schema is not None and any(argument.name == "generator" for argument in schema.arguments)
 
 
 def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: Collection[Node]) -> dict[Node, int]:
@@ -43,7 +36,7 @@ def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: C
 
     drawn = {}
     for node in nodes:
-        if node in needed and node not in home and (draws(node) or own_generator(node) is not None):
+        if node in needed and node not in home and draws(node):
             found = users(node)
             if len(set(found)) > 1:
                 drawn[node] = found[0]
@@ -52,21 +45,17 @@ def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: C
 
 def generators(
     calls: Sequence[Sequence[Node]], received: Collection[tuple[int, Node]], devices: Sequence[LocalDevice]
-) -> dict[int, torch.Generator] | None:
+) -> dict[int, torch.Generator]:
     """Return a generator for each core that draws random numbers; none if only one core does, which uses torch's.
-
-    Return None if several devices draw from one generator of the module, in an order that isn't fixed.
 
     Args:
         calls: (D,) the calls of each device, in order.
         received: pairs of a device and a call that only receives a value there.
         devices: (D,) the devices.
     """
-    made = [(number, call) for number, of in enumerate(calls) for call in of if (number, call) not in received]
-    owner: dict[torch.Generator, int] = {}
-    for number, call in made:
-        one = own_generator(call)
-        if one is not None and owner.setdefault(one, number) != number:
-            return None
-    drawing = {number for number, call in made if devices[number].is_cpu and draws(call)}
+    drawing = {
+        number
+        for number, made in enumerate(calls)
+        if devices[number].is_cpu and any(draws(call) and (number, call) not in received for call in made)
+    }
     return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from placeto.runtime.generators import own_generator
 from placeto.runtime.program import Program, attribute, in_any_layout
 
 _ENDS: dict[int, Callable[..., Any]] = {}
@@ -153,7 +152,7 @@ class _Graph:
         schema = target._schema
         values = []
         for place, argument in enumerate(schema.arguments):
-            if argument.name == "generator" and self.program.generator is not None and own_generator(node) is None:
+            if argument.name == "generator" and self.program.generator is not None:
                 values.append(self.graph.insertConstant(self.program.generator))
                 continue
             if argument.name in node.kwargs:

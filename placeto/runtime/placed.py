@@ -9,7 +9,6 @@ buffers, inputs and constants, and views of them, are on every device that uses 
 If one core draws all random numbers, such as those of dropout, they are from torch's generator. If several cores draw,
 each has a generator of its own, which torch's seeds at every step: a generator serves one thread at a time, and drawing
 for dropout is a quarter of a small transformer's step on a CPU. So numbers depend on seed and placement, not on timing.
-Generators that a module gives to its ops are used as they are, on one device.
 
 Legend: N ops, D devices.
 """
@@ -64,7 +63,7 @@ class PlacedStep:
         stamps: for each device a function that is called before its first call and after each; None = none are timed.
 
     Raises:
-        RunError: the order contradicts the graph.
+        RunError: the step can't be run, as `Capture.refusal` says, or the order contradicts the graph.
     """
 
     def __init__(
@@ -74,10 +73,12 @@ class PlacedStep:
         devices: Sequence[LocalDevice],
         stamps: Sequence[Callable[[], Any]] | None = None,
     ) -> None:
+        if capture.refusal:
+            raise RunError(f"{capture.graph.name} can be placed, but not run: {capture.refusal}")
         self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
         self.meters: list[Meter] | None = None  # if set, one for each device, for the memory of the next steps
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
-        self.generators = plan.generators()
+        self.generators = generators(plan.calls, {(taker, node) for node, _, taker in plan.queues}, self.devices)
         self.programs = plan.programs(self.generators, lambda: self.meters is not None)
         self.updates = plan.updates
         self._queues, self._owner = plan.queues, plan.owner
@@ -316,16 +317,6 @@ class _Plan:
             if node not in self.inputs:
                 number = self.owner[node] = self.home.get(node, 0)
                 self._need(node, number)
-
-    def generators(self) -> dict[int, torch.Generator]:
-        """Return a generator for each core that draws random numbers; none if only one does, which uses torch's."""
-        found = generators(self.calls, {(taker, node) for node, _, taker in self.queues}, self.devices)
-        if found is None:
-            raise RunError(
-                f"{self.capture.graph.name}: forward draws from a torch.Generator of its own on several devices, in an "
-                "order that isn't fixed: place these ops on one device, or draw from torch's generator"
-            )
-        return found
 
     def programs(self, drawn_by: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
         """Return (D,) programs, of which each returns a list of the outputs that its device makes.

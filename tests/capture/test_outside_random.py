@@ -1,94 +1,78 @@
-"""Steps that depend on random numbers of Python or numpy are refused, and their generators stay as they were."""
+"""Steps that draw other random numbers than torch's are not run, and all generators stay as they were."""
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.errors import CaptureError
+from placeto.capture.errors import NotRunWarning
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.runtime.placed import RunError
+from tests.captures import Made, square
+from tests.runtime.true import step_of
 
 
-class Skips(nn.Module):
-    """Leaves out some of its layers, or adds what is drawn."""
+def skipping(self: Any, x: Tensor) -> Tensor:
+    """Leaves out a layer in half of the calls."""
+    return x if self.draw() < 0.5 else self.layer(x)
 
-    def __init__(self, draw: Callable[[], float], share: float = 0.5, adds: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
-        self.draw, self.share, self.adds = draw, share, adds
 
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            number = self.draw()
-            x = x + self.adds * number
-            x = x if number < self.share else layer(x)
-        return x
+def shifting(self: Any, x: Tensor) -> Tensor:
+    return self.layer(x) + self.draw()
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random_sample])
-@pytest.mark.parametrize(("share", "adds"), [(0.5, 0.0), (0.0, 1.0)])
-def test_a_step_that_would_be_another_is_refused(draw: Callable[[], float], share: float, adds: float) -> None:
+@pytest.mark.parametrize("forward", [skipping, shifting])
+def test_a_step_with_numbers_of_python_or_numpy_is_placed_but_not_run(forward: Any, draw: Callable[[], float]) -> None:
     random.seed(0)
     np.random.seed(0)
-    module, x = Skips(draw, share, adds), torch.ones(2, 4)
+    module, x = Made(forward, layer=nn.Linear(4, 4), draw=draw), torch.ones(2, 4)
     before = random.getstate(), np.random.get_state()[2]  # type: ignore[index]
-    for capture in (capture_inference, lambda *how: capture_training(*how, lambda y: y.sum())):
-        with pytest.raises(CaptureError, match=r"forward draws numbers with Python's or numpy's random, .*--run"):
-            capture(module, [x])
-    assert capture_inference(module, [x], run=True).num_ops
+    says = "Made can be placed, but not run: forward draws numbers with Python's or numpy's random"
+    with pytest.warns(NotRunWarning, match=says):
+        assert capture_inference(module, [x]).num_ops
+    with pytest.warns(NotRunWarning), pytest.raises(RunError, match=says):
+        step_of(module, [x], loss=square, micro_batches=2)
     assert before == (random.getstate(), np.random.get_state()[2])  # type: ignore[index]
 
 
-def test_numbers_that_change_nothing_may_be_drawn() -> None:
-    plain, drawing = (capture_inference(Skips(draw, 0.0), [torch.ones(2, 4)]) for draw in (lambda: 0.5, random.random))
-    assert plain.hash == drawing.hash
-
-
 class Seeded(nn.Module):
-    """Seeds torch's generator before dropout of a probability."""
+    """Seeds torch's generator before dropout."""
 
-    def __init__(self, seed: Callable[[], int], probability: float = 0.5) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self.layer, self.seed, self.dropout = nn.Linear(4, 4), seed, nn.Dropout(probability)
+        self.layer, self.seed, self.dropout = nn.Linear(4, 4), seed, nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.manual_seed(self.seed())
+        torch.manual_seed(self.seed)
         return self.dropout(self.layer(x))
 
 
-def test_a_step_that_seeds_what_it_draws_is_refused() -> None:
-    fixed, fresh = Seeded(lambda: 3), Seeded(lambda: torch.seed() % 2**31)  # as Reformer of transformers does
-    x, state = torch.ones(2, 4), torch.get_rng_state()
-    with pytest.raises(CaptureError, match=r"forward seeds the random numbers of torch, with 3, .*--run"):
-        capture_training(fixed, [x], lambda y: y.sum())
-    assert capture_training(fresh, [x], lambda y: y.sum()).num_ops
-    assert capture_training(fixed, [x], lambda y: y.sum(), run=True).num_ops
-    assert capture_inference(fixed.eval(), [x]).num_ops, "it draws no numbers"
+def test_a_step_that_seeds_what_it_draws_is_placed_but_not_run() -> None:
+    module, x = Seeded(3), torch.ones(2, 4)
+    torch.manual_seed(3)  # as the module does
+    state = torch.get_rng_state()
+    with (
+        pytest.warns(NotRunWarning),
+        pytest.raises(RunError, match=r"^Seeded can be placed, but not run: forward seeds the random"),
+    ):
+        step_of(module, [x], loss=square)
+    assert capture_training(module, [x], square, run=True).num_ops
+    assert capture_inference(module.eval(), [x]).num_ops, "it draws no numbers"
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Generates(nn.Module):
-    """Draws from a generator, which it may make or seed in forward."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.layer, self.how, self.generator = nn.Linear(4, 4), how, torch.Generator()
-
-    def forward(self, x: Tensor) -> Tensor:
-        generator = torch.Generator() if self.how == "made" else self.generator
-        if self.how == "seeded":
-            generator.manual_seed(5)
-        return self.layer(x) + torch.rand(4, generator=generator)
-
-
-def test_generators_that_forward_makes_or_seeds_are_refused() -> None:
-    x, kept = torch.ones(2, 4), Generates("kept")
-    state = kept.generator.get_state()
-    assert capture_inference(kept, [x]).num_ops
-    assert torch.equal(kept.generator.get_state(), state)
-    for how in ("made", "seeded"):
-        with pytest.raises(CaptureError, match=r"^Generates: forward makes or seeds a torch.Generator, .* made, or"):
-            capture_training(Generates(how), [x], lambda y: y.sum())
+def test_a_step_that_draws_from_a_generator_of_its_own_is_placed_but_not_run() -> None:
+    generator = torch.Generator()
+    state = generator.get_state()
+    module = Made(lambda self, x: self.layer(x) + torch.rand(4, generator=generator), layer=nn.Linear(4, 4))
+    with (
+        pytest.warns(NotRunWarning),
+        pytest.raises(RunError, match=r"forward draws from a torch.Generator of its own, .*: leave generator= out"),
+    ):
+        step_of(module, [torch.ones(2, 4)], loss=square)
+    assert torch.equal(generator.get_state(), state)

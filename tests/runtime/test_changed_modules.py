@@ -138,12 +138,10 @@ def test_a_call_in_another_autocast_is_refused() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.raises(RunError, match=within):
             step(x)
-        assert step_of(nn.Tanh(), [x])(x).dtype is torch.float32, "autocast leaves it as it is"
-        cast, elementwise = step_of(nn.Linear(4, 4), [x]), step_of(nn.ReLU(), [x])
+        cast = step_of(nn.Linear(4, 4), [x])
         assert cast(x).dtype is torch.bfloat16
     with pytest.raises(RunError, match=r"^Linear was captured under .* and is called without torch.autocast, where"):
         cast(x)
-    assert torch.equal(elementwise(x), x)
     bf16 = step_of(nn.Linear(4, 4), [x], precision="bf16")
     torch.set_autocast_enabled("cuda", True)  # as torch.autocast("cuda") does with a GPU
     torch.set_autocast_dtype("cuda", torch.bfloat16)

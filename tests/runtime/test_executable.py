@@ -21,7 +21,6 @@ from placeto.runtime.placed import PlacedStep, RunError
 from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, assert_same_gradients
-from tests.parts import Parts
 
 
 @pytest.fixture(autouse=True)
@@ -159,52 +158,23 @@ def test_random_numbers_are_those_of_the_seed(drawn: type[nn.Module], devices: l
         assert (losses[0] == eager) == (not step.step.generators) == (not placement.any())
 
 
-class Draw(Parts):
-    """Multiplies what a layer gives by random numbers; another layer reads the product."""
-
-    def __init__(self, own: bool) -> None:
-        generator = torch.Generator().manual_seed(1) if own else None
-        super().__init__(before=nn.Linear(8, 8), behind=nn.Linear(8, 8), generator=generator)
-
-    def forward(self, x: Tensor) -> Tensor:
+def test_a_core_that_only_receives_what_is_drawn_draws_nothing(devices: list[LocalDevice]) -> None:
+    def drawn(self: Any, x: Tensor) -> Tensor:
         y = self.before(x)
-        return self.behind(y * torch.empty_like(y).uniform_(generator=self.generator))
+        return self.behind(y * torch.empty_like(y).uniform_())
 
-
-def drawn_on(module: nn.Module, devices: list[LocalDevice], second: str) -> tuple[PlacedModule, Tensor]:
-    """Inference of a module; ops with this in their name are on the second core, all others on the first."""
-    x = torch.ones(2, 8)
+    module, x = Made(drawn, before=nn.Linear(8, 8), behind=nn.Linear(8, 8)), torch.ones(2, 8)
     capture = trace_inference(module, [x])
-    placement = np.array([int(second in name) for name in capture.graph.op_names])
+    placement = np.array([int("mul" in name) for name in capture.graph.op_names])
     problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
-    return PlacedModule(module, capture, [x], [], simulate(problem, placement), devices), x
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_core_that_only_receives_what_is_drawn_draws_nothing(own: bool, devices: list[LocalDevice]) -> None:
-    module = Draw(own)
-    step, x = drawn_on(module, devices, "mul")
+    step = PlacedModule(module, capture, [x], [], simulate(problem, placement), devices)
     assert step.step.crossing, "nothing crosses"
-    for _ in range(2):
-        generator = module.generator or torch.default_generator
-        state = generator.get_state()
+    for seed in range(2):
+        torch.manual_seed(seed)
         made = step(x)
-        generator.set_state(state)
+        torch.manual_seed(seed)
         with torch.no_grad():
             assert torch.equal(made, module(x))
-
-
-def test_a_modules_generator_draws_on_one_core(devices: list[LocalDevice]) -> None:
-    one, other = Draw(True), Draw(False)
-    module = nn.Sequential(one, other, Draw(False))
-    step, x = drawn_on(module, devices, "1/")
-    assert len(step.step.generators) == 2
-    state = one.generator.get_state()
-    step(x)
-    assert not torch.equal(state, one.generator.get_state()), "another generator drew in its place"
-    other.generator = one.generator
-    with pytest.raises(RunError, match=r"^Sequential: forward draws from a torch.Generator of its own on several dev"):
-        drawn_on(module, devices, "1/")
 
 
 def test_what_several_cores_read_is_drawn_once(devices: list[LocalDevice]) -> None:

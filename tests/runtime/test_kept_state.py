@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from placeto.capture.errors import CaptureError
+from placeto.capture.errors import CaptureError, NotRunWarning
 from placeto.capture.trace import capture_training
 from placeto.runtime.placed import RunError
 from tests.captures import square
@@ -124,21 +124,34 @@ def grown(self: Any, x: Tensor) -> Tensor:
 
 
 def remembered(self: Any, x: Tensor) -> Tensor:
-    before = torch.zeros(3, 4) if self.plain is None else self.plain
+    before = torch.zeros_like(x) if self.plain is None else self.plain[: len(x)]
     y = self.layer(x) + before
     self.plain = y.detach()
     return y
 
 
 def listed(self: Any, x: Tensor) -> Tensor:
-    y = self.layer(x) + sum(self.plain_list)
-    self.plain_list.append(y.detach())
+    y = self.layer(x) + sum(self.plain)
+    self.plain.append(y.detach())
     return y
 
 
 def counted(self: Any, x: Tensor) -> Tensor:
     self.plain += 1
     return self.layer(x) / self.plain
+
+
+def third(self: Any, x: Tensor) -> Tensor:
+    """Doubles its output in each third call."""
+    self.plain += 1
+    return self.layer(x) * (2 if self.plain % 3 == 0 else 1)
+
+
+def failing(self: Any, x: Tensor) -> Tensor:
+    if self.plain:
+        raise RuntimeError("called twice")
+    self.plain = True
+    return self.layer(x)
 
 
 def made_anew(self: Any, x: Tensor) -> Tensor:
@@ -176,10 +189,6 @@ def test_a_shared_buffer_that_all_assign_anew_is_as_in_eager() -> None:
     ("module", "message"),
     [
         (Layer(grown, cache=torch.ones(1, 4)), "the module assigns its buffer 'cache' anew"),
-        (Layer(remembered, plain=None), r"forward changes \.plain of the module, and the next step"),
-        (Layer(remembered, plain=torch.zeros(3, 4)), r"forward changes \.plain of the module, and the next step"),
-        (Layer(listed, plain_list=[]), r"forward changes \.plain_list of the module"),
-        (Layer(counted, plain=0), r"forward changes \.plain of the module, and the next step"),
         (shared(moved), r"the module assigns its buffer 'mean' anew, which module 'layer' \(Linear\) shares as 'own'"),
         (
             Layer(lambda self, x: self.layer(x.unsqueeze_(0))),
@@ -195,12 +204,38 @@ def test_a_shared_buffer_that_all_assign_anew_is_as_in_eager() -> None:
         ),
         (Layer(made_anew), r"module 'layer' \(Linear\) assigns its parameter 'weight' anew"),
     ],
-    ids=["grown", "none", "tensor", "list", "number", "shared", "input", "resized", "out", "parameter"],
+    ids=["grown", "shared", "input", "resized", "out", "parameter"],
 )
 def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) -> None:
     before = copy.copy(vars(module))
     with pytest.raises(CaptureError, match=f"^Layer: {message}"):
         step_of(module, [torch.ones(3, 4)], loss=square)
+    assert vars(module) == before
+
+
+@pytest.mark.parametrize(
+    ("forward", "state"),
+    [
+        (remembered, {"plain": None}),
+        (remembered, {"plain": torch.zeros(3, 4)}),
+        (listed, {"plain": []}),
+        (counted, {"plain": 0}),
+        (third, {"plain": 0}),
+        (failing, {"plain": False}),
+    ],
+    ids=["none", "tensor", "list", "number", "later", "error"],
+)
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_steps_that_depend_on_earlier_steps_are_placed_but_not_run(
+    forward: Any, state: dict[str, Any], micro_batches: int
+) -> None:
+    module = Layer(forward, **state)
+    before = copy.copy(vars(module))
+    with (
+        pytest.warns(NotRunWarning),
+        pytest.raises(RunError, match=r"^Layer can be placed, but not run: forward changes \.plain of the module, on"),
+    ):
+        step_of(module, [torch.ones(3, 4)], loss=square, micro_batches=micro_batches)
     assert vars(module) == before
 
 
@@ -220,62 +255,48 @@ def test_changes_in_place_of_tensors_that_are_no_buffers_are_refused(run: bool) 
         assert torch.equal(module.plain, torch.ones(4))
 
 
-def test_attributes_that_no_step_reads_are_left_alone() -> None:
-    def noted(self: Any, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.last = self.notes["last"] = self.layer(x)
-        self.things.append(self.last)
-        return self.last
+def test_attributes_that_settle_are_left_alone() -> None:
+    """Tensors that forward or a hook notes, and what the first step sets for all others."""
 
-    module = Layer(noted, calls=0, notes={}, things=[])
+    def noted(self: Any, x: Tensor) -> Tensor:
+        if self.kind is None:
+            self.kind = "square"
+        self.last = self.notes["last"] = self.layer(x)
+        return self.last if self.kind == "square" else x
+
+    by_name: dict[str, Tensor] = {}
+    module = Layer(noted, kind=None, notes={})
+    module.layer.register_forward_hook(lambda module, inputs, output: by_name.update(last=output))
     assert_as_eager(module, [torch.randn(3, 4)])
-    assert module.calls == 0
+    assert module.kind is None
     assert not module.notes
-    assert not module.things
     assert not hasattr(module, "last")
 
 
 NOTED: list[Any] = []
 
 
-def test_what_hooks_note_is_left_alone() -> None:
-    class Noting:
-        def __init__(self) -> None:
-            self.outputs: list[Any] = []
+class Noting:
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
 
-        def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-            self.outputs.append(output)
+    def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.outputs.append(output)
 
-    listed, by_name, noting = [], {}, Noting()  # type: ignore[var-annotated]
-    hooks = (
-        lambda module, inputs, output: listed.append(output),
-        lambda module, inputs, output: by_name.update(last=output),
-        lambda module, inputs, output: NOTED.append(output),
-        noting.note,
-    )
 
-    def noted(module: Any) -> None:
-        for hook in hooks:
-            module.layer.register_forward_hook(hook)
-
-    module = Layer(lambda self, x: self.layer(x))
-    noted(module)
-    step = step_of(module, [torch.ones(3, 4)], loss=square)
-    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [0, 0, 0, 0]
-    wanted = square(module(torch.ones(3, 4)))
-    assert torch.equal(step(torch.ones(3, 4)), wanted.detach())
-    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [1, 1, 1, 1]
-    calls = [0]
-
-    def counting(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        calls[0] += 1
-        return output * calls[0]
-
-    module.layer.register_forward_hook(counting)
-    with pytest.raises(
-        CaptureError, match=r"forward changes .*, \.calls of a hook of module 'layer' \(Linear\), and the"
+def test_steps_whose_hooks_fill_lists_are_placed_but_not_run() -> None:
+    listed, noting = [], Noting()  # type: ignore[var-annotated]
+    for hook, where in (
+        (lambda module, inputs, output: listed.append(output), "listed"),
+        (lambda module, inputs, output: NOTED.append(output), "NOTED"),
+        (noting.note, "Noting"),
     ):
-        step_of(module, [torch.ones(3, 4)], loss=square)
+        module = Layer(lambda self, x: self.layer(x))
+        module.layer.register_forward_hook(hook)
+        says = rf"forward changes .*\.{where} of a hook of module 'layer' \(Linear\), on which later"
+        with pytest.warns(NotRunWarning), pytest.raises(RunError, match=says):
+            step_of(module, [torch.ones(3, 4)], loss=square)
+    assert listed == NOTED == noting.outputs == []
 
 
 def test_what_is_made_once_is_made_again_by_every_step() -> None:
