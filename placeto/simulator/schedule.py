@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
-from numba import prange
 
 from placeto.compiling import compiled
 from placeto.problem.dispatch import places
@@ -33,11 +32,11 @@ from placeto.problem.step.plan import Plan
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
+from placeto.simulator.threads import in_parts
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
-SERIAL_BELOW = 3  # rows of a batch: fewer take less time than waking a second thread, above all on a busy machine
-PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: from here on, two rows are worth two threads
+PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewer, waking a second thread takes longer
 
 
 class PlacementError(ValueError):
@@ -267,9 +266,8 @@ def simulate_batch(
         problem = batch.problems[index[row]]
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    pair = len(index) == 2 and placements.size >= PARALLEL_OPS
-    several = pair or len(index) >= SERIAL_BELOW
-    _run_batch(batch.arrays, index, placements, float(cutoff), makespans, overflows, several)
+    rows = batch.arrays, index, placements, float(cutoff), makespans, overflows
+    in_parts(partial(score_rows, *rows), len(index), placements.size >= PARALLEL_OPS)
     return makespans, overflows
 
 
@@ -289,23 +287,17 @@ def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray
     return -1
 
 
-@compiled(parallel=True)
-def _run_batch(
+@compiled()
+def score_rows(
     flat: FlatProblems,
     index: np.ndarray,
     placements: np.ndarray,
     cutoff: float,
     makespans: np.ndarray,
     overflows: np.ndarray,
-    several: bool,
+    first: int,
+    last: int,
 ) -> None:
-    """Fill `makespans` and `overflows`, with several threads or one.
-
-    One kernel does both: numba caches a function that is compiled in both ways under one name.
-    """
-    if several:
-        for b in prange(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
-    else:
-        for b in range(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
+    """Fill `makespans` and `overflows` of the rows from `first` to before `last`."""
+    for b in range(first, last):
+        makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
