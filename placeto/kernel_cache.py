@@ -46,7 +46,7 @@ def kernel_cache(kernel: Any) -> Any:
 class _KernelCache(FunctionCache):
     def __init__(self, kernel: Any) -> None:
         super().__init__(kernel.py_func)
-        self._cache_file = _SealedFiles(Path(self._cache_path), self._impl.filename_base, kernel)
+        self._cache_file: Any = _SealedFiles(Path(self._cache_path), self._impl.filename_base, kernel)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 
-from numba import config
+import numba
 from threadpoolctl import threadpool_limits
 
-_MOST: int = config.NUMBA_NUM_THREADS  # the cores of this process, unless the variable of this name says otherwise
+_MOST: int = vars(numba.config)[
+    "NUMBA_NUM_THREADS"
+]  # the cores of this process, unless the variable of this name says otherwise
 _number = [_MOST]
 
 

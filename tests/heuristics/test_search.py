@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -244,7 +243,7 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
         for method in ("anneal", "hillclimb", "ils"):
             found = []
             for threads in (1, 2, 3):
-                monkeypatch.setattr(numba, "get_num_threads", lambda number=threads: number)
+                monkeypatch.setattr(local_search, "threads", lambda number=threads: number)
                 result = HEURISTICS[method](problem, simulations=600, seed=seed)
                 history = [(count, us) for count, _, us in result.history]
                 found.append((result.placement.tobytes(), result.simulations, history))
@@ -254,7 +253,7 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
 
 def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = forks(6, 5, "4xv100")
-    monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(local_search, "threads", lambda: 2)
     evaluator = Evaluator(problem, group_ops(problem), simulations=50)
     search = LocalSearch(evaluator, np.zeros(30, np.int64), MIX, np.random.default_rng(0))
     calls = []
@@ -267,7 +266,7 @@ def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         search.run(0.1, 0.01)
     assert len(calls) == 1
-    helper = local_search._helpers(1).submit(lambda: True)
+    helper = local_search.pool("search", 1).submit(lambda: True)
     assert helper.result(timeout=20)
 
 
