@@ -16,9 +16,8 @@ from functools import cache
 import numba
 from threadpoolctl import threadpool_limits
 
-_MOST: int = vars(numba.config)[
-    "NUMBA_NUM_THREADS"
-]  # the cores of this process, unless the variable of this name says otherwise
+# The cores of this process, unless the variable of this name says otherwise.
+_MOST: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 _number = [_MOST]
 
 
