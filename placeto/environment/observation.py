@@ -216,7 +216,7 @@ def _describe(
     return found
 
 
-@compiled(inner=True, inline="always")
+@compiled(inner=True)
 def _observe_one(
     flat: FlatProblems,
     instances: FlatInstances,

@@ -14,7 +14,6 @@ from hashlib import sha256
 
 import numpy as np
 
-from placeto.problem.flat import FlatProblems
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.step.plan import Plan
@@ -23,7 +22,7 @@ from placeto.simulator.memory import penalised
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
-from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, score_rows, simulate, simulate_batch
+from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, scores_of_few, simulate, simulate_batch
 from placeto.simulator.single_device import busy_us
 
 _PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
@@ -286,7 +285,7 @@ class Evaluator:
         if self.exhausted:
             return math.inf
         checked = check_placement(self.problem, placement)
-        (makespan,), (overflow,) = _scores(in_order(self.problem, order), np.stack([checked]))
+        (makespan,), (overflow,) = scores_of_few(in_order(self.problem, order), np.stack([checked]))
         self.simulations += 1
         self._offer(checked, float(makespan), float(overflow), order)
         return float(penalised(makespan, overflow))
@@ -362,7 +361,7 @@ class Evaluator:
             before, rows = self.seconds, placements[done : done + count]
             if count == 1 or (count < _PARALLEL and rows.size < PARALLEL_OPS):
                 checked = np.stack([check_placement(self.problem, row) for row in rows])
-                makespans, overflows = _scores(self.problem.arrays, checked)
+                makespans, overflows = scores_of_few(self.problem.arrays, checked)
             else:
                 makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
             scores[done : done + count] = penalised(makespans, overflows)
@@ -395,11 +394,3 @@ class Evaluator:
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
     """Sort key of placements, best first: whether memory is exceeded, then the penalised makespan."""
     return overflow > 0, penalised(makespan_us, overflow)
-
-
-def _scores(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the makespans (B,) in us, and the memory overflows (B,), of a few placements (B, N)."""
-    count = len(placements)
-    makespans, overflows = np.empty(count), np.empty(count)
-    score_rows(flat, np.zeros(count, np.int64), placements, math.inf, makespans, overflows, 0, count)
-    return makespans, overflows

@@ -271,6 +271,14 @@ def simulate_batch(
     return makespans, overflows
 
 
+def scores_of_few(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the makespans (B,) in us, and the memory overflows (B,), of a few placements (B, N) of one problem."""
+    count = len(placements)
+    makespans, overflows = np.empty(count), np.empty(count)
+    score_rows(flat, np.zeros(count, np.int64), placements, math.inf, makespans, overflows, 0, count)
+    return makespans, overflows
+
+
 @compiled()
 def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
     """Return the first row that is no placement of its problem, or -1."""

@@ -210,7 +210,7 @@ def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPa
         clock.now += 0.01 * len(placements)
         return np.full(len(placements), 90.0), np.zeros(len(placements))
 
-    monkeypatch.setattr(evaluator_module, "_scores", slowly)
+    monkeypatch.setattr(evaluator_module, "scores_of_few", slowly)
     judge = evaluator(two_chains(), seconds=0.095)
     scores = judge.score_batch(np.tile(APART, (60, 1)))
     assert judge.simulations == np.isfinite(scores).sum() == 10
