@@ -84,18 +84,18 @@ def search(
         after `Rules.known` known proposals in a row.
     """
     zero: Any = np.int64(0)  # no literal, see `compiled`
-    while thread > 0:
-        if not wait_for_tasks(pool, number):
-            return 0, 0
-        take_part(flat, near, state, batch, pool, thread)
     logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
     waits, stuck = zero > 0, False
-    if restart:
-        filled = _enter(near, state, batch)
-    for thread in range(len(pool.placement)):
-        pool.placement[thread] = state.placement
+    if thread == 0:
+        if restart:
+            filled = _enter(near, state, batch)
+        for each in range(len(pool.placement)):
+            pool.placement[each] = state.placement
     while True:
-        if asked < 0 and not restart:
+        if thread > 0:
+            if not wait_for_tasks(pool, number):
+                return done, logged
+        elif asked < 0 and not restart:
             if done == simulations or stuck or (fruitless >= patience and not waits):
                 return done, logged
             counts = done, simulations, min(len(batch.size) - 1, simulations - done)
@@ -104,8 +104,11 @@ def search(
                 near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
             )
         restart = False
-        call(pool, filled if asked < 0 else state.num_critical[0], asked)
-        take_part(flat, near, state, batch, pool, zero)
+        if thread == 0:
+            call(pool, filled if asked < 0 else state.num_critical[0], asked)
+        take_part(flat, near, state, batch, pool, thread)
+        if thread > 0:
+            continue
         await_all(pool)
         if asked >= 0:
             _weigh(state, rules.estimate_unit)
@@ -192,7 +195,7 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
 
-@compiled(inner=True)
+@compiled(inner=True, inline="always")
 def _fill(
     near: Neighbourhood,
     state: State,

@@ -178,7 +178,7 @@ def await_all(pool: ThreadPool) -> None:
             atomics.give_way()
 
 
-@compiled(inner=True)
+@compiled(inner=True, inline="always")
 def take_part(
     flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
 ) -> None:
