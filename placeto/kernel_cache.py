@@ -112,7 +112,7 @@ def digest(kernel: Any) -> str:
     """
     found = hashlib.sha256(_HOW)
     for part in _parts(kernel):
-        found.update(repr(part).encode())
+        found.update(repr(part).encode() + b"\0")
     return found.hexdigest()
 
 
@@ -120,9 +120,10 @@ def _parts(kernel: Any) -> Iterator[object]:
     pending, seen = [kernel], set()
     while pending:
         value = pending.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
+        if isinstance(value, Dispatcher | FunctionType | _Intrinsic):  # constants count each time: two may be equal
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
         if isinstance(value, Dispatcher):
             yield [(name, sorted(of) if isinstance(of, set) else of) for name, of in value.targetoptions.items()]
         function = getattr(value, "py_func", value._defn if isinstance(value, _Intrinsic) else value)

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import pytest
 
-from placeto.kernel_cache import NotKeptWarning, _tell
+from placeto.kernel_cache import NotKeptWarning, _tell, digest
 
 SIZES = """
 from typing import NamedTuple
@@ -164,6 +164,19 @@ def test_where_no_folder_can_be_written_kernels_are_compiled_each_time(
     kernel = half()
     with pytest.warns(NotKeptWarning, match="can be written; set NUMBA_CACHE_DIR"):
         assert kernel(3) == 1.5
+
+
+def test_equal_constants_count_one_by_one() -> None:
+    """If the second of two equal constants becomes equal to the third, the set of constants is the same as before."""
+
+    def digest_of(values: tuple[int, int, int]) -> str:
+        names: dict[str, Any] = dict(zip("ABC", values, strict=True))
+        exec("def total(x):\n    return x + A + 10 * B + 100 * C", names)
+        return digest(numba.njit(names["total"]))
+
+    constants = (2, 2, 3), (2, 3, 3), (2, 3, 2), (1, 23, 4), (12, 3, 4)
+    assert len(set(map(digest_of, constants))) == len(constants)
+    assert digest_of(constants[0]) == digest_of(constants[0])
 
 
 @pytest.mark.slow
