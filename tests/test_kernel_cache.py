@@ -170,7 +170,7 @@ def test_equal_constants_count_one_by_one() -> None:
     """If the second of two equal constants becomes equal to the third, the set of constants is the same as before."""
 
     def digest_of(values: tuple[int, int, int]) -> str:
-        names: dict[str, Any] = dict(zip("ABC", values, strict=True))
+        names: dict[str, Any] = {"__name__": "constants", **dict(zip("ABC", values, strict=True))}
         exec("def total(x):\n    return x + A + 10 * B + 100 * C", names)
         return digest(numba.njit(names["total"]))
 
