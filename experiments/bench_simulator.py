@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
 
 from experiments.command import command
@@ -31,9 +30,10 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, memory
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.slack import fill_slack
+from placeto.simulator.threads import set_threads, threads
 from tests.reference import reference
 
-THREADS = numba.get_num_threads()
+THREADS = threads()
 MODES = {
     "k80": ("broadcast", "egress", "fifo"),
     "unicast egress": ("unicast", "egress", "fifo"),
@@ -132,15 +132,15 @@ def bench(graph: ComputationGraph, num_devices: int, mode: str, seconds: float) 
 
     batch, index = ProblemBatch.of([problem]), np.zeros(count, np.int64)
 
-    def threads(number: int) -> Callable[[np.ndarray], object]:
+    def in_threads(number: int) -> Callable[[np.ndarray], object]:
         def run(rows: np.ndarray) -> None:
-            numba.set_num_threads(number)
+            set_threads(1, number)
             simulate_batch(batch, index, rows)
 
         return run
 
     runs = [taken / graph.num_ops * 1e9 for taken in best_of(seconds, placements, schedule, with_slack, with_memory)]
-    batches = map(threads, range(1, min(2, THREADS) + 1))
+    batches = map(in_threads, range(1, min(2, THREADS) + 1))
     one, *two = (count / taken for taken in best_of(seconds, placements[None], *batches))
     plain_ns = best_of(0.0, placements[:1], lambda row: reference(problem, row))[0] / graph.num_ops * 1e9
     return (

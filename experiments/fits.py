@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from scipy.stats import spearmanr
 
 from experiments.harness import measure_cells, problem_of
@@ -38,7 +39,7 @@ from placeto.pretrained import pretrained_path
 from placeto.problem.flat import FlatProblems
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory import penalised_makespan, score
-from placeto.simulator.threads import one_thread
+from placeto.simulator.threads import in_parts, one_thread
 from placeto.training.checkpoint import save_checkpoint
 from placeto.training.config import LearningConfig
 from placeto.training.learners.base import set_learning_rate
@@ -206,7 +207,7 @@ def collect(
     for number, instance in enumerate(instances):
         near[number, : instance.groups.num_groups] = neighbours(instance)
     arrays = batch.problems.arrays, batch.arrays.group, index, placement, near, group, device
-    before = _values(*arrays[:5], np.zeros((len(index), 1), np.int64), placement[:, :1], 0)
+    before = _values(*arrays[:5], np.zeros((len(index), 1), np.int64), placement[:, :1].copy(), 0)
     change = {kind: (_values(*arrays, LABELS.index(kind)) / before - 1.0).astype(np.float32) for kind in kinds}
     return States(batch, index, placement, visited, group, device, change)
 
@@ -224,8 +225,16 @@ def neighbours(instance: Instance) -> np.ndarray:
     return near
 
 
-@njit(parallel=True)  # not kept: what is kept here wouldn't be forgotten where the simulator changes
-def _values(
+def _values(*arguments: Any) -> np.ndarray:
+    """(S, L) penalised makespans, in microseconds, of what `_fill_values` takes; 0 where the device is below 0."""
+    group = arguments[5]
+    value = np.zeros(group.shape)
+    in_parts(partial(_fill_values, *arguments, value), group.size, several=True)
+    return value
+
+
+@njit(nogil=True)  # not kept: what is kept here wouldn't be forgotten where the simulator changes
+def _fill_values(
     flat: FlatProblems,
     group_of: np.ndarray,
     index: np.ndarray,
@@ -234,17 +243,21 @@ def _values(
     group: np.ndarray,
     device: np.ndarray,
     label: int,
-) -> np.ndarray:
-    """(S, L) penalised makespans, in microseconds; 0 where the device is below 0."""
-    states, moves = group.shape
-    value = np.zeros((states, moves))
-    for k in prange(states * moves):
+    value: np.ndarray,
+    first: int,
+    last: int,
+) -> None:
+    """Fill `value` (S, L): penalised makespans in microseconds, for the moves from `first` to before `last`.
+
+    Where the device is below 0, the value stays as it is.
+    """
+    moves = group.shape[1]
+    for k in range(first, last):
         s, m = k // moves, k % moves
         if device[s, m] >= 0:
             p = index[s]
             of = group_of[flat.op_offset[p] : flat.op_offset[p + 1]]
             value[s, m] = _value(flat, p, of, placement[s].copy(), near[p], group[s, m], device[s, m], label)
-    return value
 
 
 @njit

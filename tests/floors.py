@@ -15,8 +15,6 @@ FLOORS = {
     "cores": 0,
     "extensions": 0,
     "kernel_cache": 0,
-    "kernel_files": 0,
-    "linking": 0,
     "lazily": 0,
     "terminal": 0,
     "pretrained": 0,

@@ -1,38 +1,72 @@
 """What is read from files is what would be compiled; what can't be read or written is compiled again."""
 
 import errno
+import os
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
 
-from placeto import compiling
-from placeto.kernel_cache import NotKeptWarning, _SealedFiles, _tell
+from placeto.kernel_cache import NotKeptWarning, _tell, digest
 
-SOURCE = "from placeto.compiling import compiled\n@compiled()\ndef half(x):\n    return x / 2\n"
+SIZES = """
+from typing import NamedTuple
+SIZES = {"part": 2}
+class Pair(NamedTuple):
+    size: float
+def weight(x):
+    return x
+"""
+PARTS = """
+from sizes import SIZES, Pair, weight
+from placeto.compiling import compiled
+SIZE = SIZES["part"]
+@compiled(inner=True)
+def part(x):
+    return x / Pair(SIZE).size
+"""
+SOURCE = """
+import parts
+from placeto.compiling import compiled
+@compiled()
+def half(x):
+    return parts.part(x)
+def unread():
+    return weight(1)
+"""
+PROGRAM = "import toy; assert toy.half(3) == 1.5, toy.half(3); print(*toy.half.stats.cache_misses.values())"
 
 
 @pytest.fixture
-def half(tmp_path: Path) -> Callable[[], Any]:
-    """A kernel, made anew as by each process."""
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """A kernel, made anew as by each process; it takes in what two other files define."""
     _tell.cache_clear()
-    file = tmp_path / "toy.py"
-    file.write_text(SOURCE)
-    return lambda: runpy.run_path(str(file))["half"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in {"sizes": SIZES, "parts": PARTS, "toy": SOURCE}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def anew() -> Any:
+        for name in ("sizes", "parts"):
+            sys.modules.pop(name, None)
+        return runpy.run_path(str(tmp_path / "toy.py"))["half"]
+
+    return anew
 
 
-def compiles(kernel: Any) -> bool:
+def compiles(kernel: Any, expected: float = 1.5) -> bool:
     """Whether a kernel that halves is compiled, rather than read."""
-    assert kernel(3) == 1.5
+    assert kernel(3) == expected
     return bool(kernel.stats.cache_misses)
 
 
-def files(folder: Path, kind: str) -> list[Path]:
-    return sorted(folder.rglob(f"*half-*.{kind}"))
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*half-*.nbc"))
 
 
 DAMAGE = {
@@ -44,14 +78,13 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_file_is_compiled_again(
-    tmp_path: Path, half: Callable[[], Any], kind: str, damage: Callable[[bytes], bytes]
+    tmp_path: Path, half: Callable[[], Any], damage: Callable[[bytes], bytes]
 ) -> None:
     assert compiles(half())
     assert not compiles(half())
-    (file,) = files(tmp_path, kind)
+    (file,) = files(tmp_path)
     file.write_bytes(damage(file.read_bytes()))
     assert compiles(half())
     assert not compiles(half())
@@ -59,42 +92,47 @@ def test_a_damaged_file_is_compiled_again(
 
 def test_a_folder_in_place_of_a_file_is_no_error(tmp_path: Path, half: Callable[[], Any]) -> None:
     assert compiles(half())
-    (index,) = files(tmp_path, "nbi")
-    index.unlink()
-    index.mkdir()
+    (file,) = files(tmp_path)
+    file.unlink()
+    file.mkdir()
     with pytest.warns(NotKeptWarning, match="is not kept"):
         assert compiles(half())
 
 
 @pytest.mark.parametrize("of_a_user", [False, True], ids=["beside the source", "in a folder of the user"])
-def test_what_was_compiled_from_other_kernels_is_compiled_again(
+def test_what_takes_in_something_else_than_before_is_compiled_again(
     tmp_path: Path, half: Callable[[], Any], of_a_user: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after an upgrade of a kernel that this one takes in: its own file is as before."""
+    """As after an upgrade: the kernel's own file is as before, which is all that numba compares."""
     if of_a_user:
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "of_a_user"))
     assert compiles(half())
-    assert not compiles(half())
-    assert files(tmp_path / "of_a_user", "nbc") or not of_a_user
-    monkeypatch.setattr(compiling, "_ORIGIN", "upgraded")
-    assert compiles(half())
-    assert not compiles(half())
+    assert files(tmp_path / "of_a_user") or not of_a_user
 
+    def edit(name: str, old: str, new: str) -> None:
+        path = tmp_path / f"{name}.py"
+        path.write_text(path.read_text().replace(old, new))
 
-def test_a_process_of_before_an_upgrade_leaves_nothing_that_later_ones_read(
-    half: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    edit("sizes", "return x", "return 2 * x")
+    edit("toy", "weight(1)", "weight(2)")
+    assert not compiles(half()), "no kernel takes this in"
+    edit("sizes", "2}", "4}")
     before = half()
-    monkeypatch.setattr(compiling, "_ORIGIN", "upgraded")
-    assert compiles(before)
+    assert compiles(before, 0.75)
+    edit("parts", "return x /", "return 2 * x /")
     assert compiles(half())
+    assert not compiles(half())
+    edit("parts", "Pair(SIZE)", "Pair(2 * SIZE)")
+    edit("sizes", "4}", "2}")
+    edit("parts", "return 2 * x /", "return 2 * x +")
+    assert compiles(half(), 10.0)
+    assert len(files(tmp_path)) == 1, "what is outdated is replaced"
 
 
 def test_data_of_other_arguments_is_not_taken_for_that_of_these(tmp_path: Path, half: Callable[[], Any]) -> None:
-    """Two processes that begin without an index give one name to the data of different types of arguments."""
     kernel = half()
     assert (kernel(3), kernel(5.0)) == (1.5, 2.5)
-    one, other = files(tmp_path, "nbc")
+    one, other = files(tmp_path)
     contents = one.read_bytes(), other.read_bytes()
     one.write_bytes(contents[1])
     other.write_bytes(contents[0])
@@ -103,21 +141,55 @@ def test_data_of_other_arguments_is_not_taken_for_that_of_these(tmp_path: Path, 
     assert sum(kernel.stats.cache_misses.values()) == 2
 
 
-def test_a_full_disk_is_told_and_no_error(half: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(files: _SealedFiles, path: str) -> AbstractContextManager[Any]:
+def test_a_full_disk_is_told_and_no_error(
+    tmp_path: Path, half: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", path)
 
-    monkeypatch.setattr(_SealedFiles, "_open_for_write", full)
-    with pytest.warns(NotKeptWarning, match="No space left on device; set NUMBA_CACHE_DIR to a folder with room"):
-        assert compiles(half())
-    assert compiles(half()), "without a second warning"
+    first, second = half(), half()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.warns(NotKeptWarning, match="No space left on device; set NUMBA_CACHE_DIR to a folder with room"):
+            assert compiles(first)
+        assert compiles(second), "without a second warning"
+    assert files(tmp_path) == []
 
 
 def test_where_no_folder_can_be_written_kernels_are_compiled_each_time(
     half: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a package and a home that can't be written."""
-    monkeypatch.setattr(numba.config, "CACHE_LOCATOR_CLASSES", "ZipCacheLocator")
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
     kernel = half()
     with pytest.warns(NotKeptWarning, match="can be written; set NUMBA_CACHE_DIR"):
         assert kernel(3) == 1.5
+
+
+def test_equal_constants_count_one_by_one() -> None:
+    """If the second of two equal constants becomes equal to the third, the set of constants is the same as before."""
+
+    def digest_of(values: tuple[int, int, int]) -> str:
+        names: dict[str, Any] = {"__name__": "constants", **dict(zip("ABC", values, strict=True))}
+        exec("def total(x):\n    return x + A + 10 * B + 100 * C", names)
+        return digest(numba.njit(names["total"]))
+
+    constants = (2, 2, 3), (2, 3, 3), (2, 3, 2), (1, 23, 4), (12, 3, 4)
+    assert len(set(map(digest_of, constants))) == len(constants)
+    assert digest_of(constants[0]) == digest_of(constants[0])
+
+
+@pytest.mark.slow
+def test_processes_compile_at_the_same_time_and_the_next_ones_read(tmp_path: Path, half: Callable[[], Any]) -> None:
+    """In each process sets, such as those of names of options, are in another order."""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    command, environment = [sys.executable, "-c", PROGRAM], os.environ | {"PYTHONPATH": path}
+
+    def run(seed: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, env=environment | {"PYTHONHASHSEED": str(seed)}, stdout=subprocess.PIPE, text=True
+        )
+
+    both = [run(seed) for seed in range(2)]
+    assert [process.communicate()[0].split() for process in both] == [["1"], ["1"]]
+    assert run(2).communicate()[0].split() == []

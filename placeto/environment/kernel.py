@@ -71,7 +71,7 @@ class Loads(NamedTuple):
     resident: np.ndarray  # bytes
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def situation(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -156,7 +156,7 @@ def situation(
     return reference(made)
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def describe(
     s: Situation,
     single: float,
@@ -193,7 +193,7 @@ def describe(
     offer(s.place[s.ops[s.op_ptr[:-1]]], devices, asked, pair, offered)
 
 
-@compiled(inner=True, error_model="numpy", inline="always")
+@compiled(inner=True, inline="always")
 def _arrival(
     finish: np.ndarray, place: np.ndarray, latency: np.ndarray, bandwidth: np.ndarray, op: int, size: int, device: int
 ) -> float:
@@ -204,7 +204,7 @@ def _arrival(
     return arrival
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
     """Fill the columns of each group, those of `_describe_arcs` excepted, its time on each device, and `loads`."""
     overhead, place, ops, op_ptr, op_time = s.overhead, s.place, s.ops, s.op_ptr, s.op_time
@@ -246,7 +246,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
         node[g, NODE.log_ops] = np.log1p(op_ptr[g + 1] - op_ptr[g]) / 5.0
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def _describe_arcs(
     s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
 ) -> None:
@@ -292,7 +292,7 @@ def _describe_arcs(
         edge[p, EDGE.transfer] = np.sqrt(edge[p, EDGE.transfer])
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray) -> None:
     """Fill the columns of each pair that are computed from `loads`, `time` and the affinities."""
     place, resident, ops, op_ptr, overhead = s.place, s.resident, s.ops, s.op_ptr, s.overhead
@@ -318,7 +318,7 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
                 pair[g, d, PAIR.memory_after] = (loads.resident[d] + resident[g]) / memory[d]
 
 
-@compiled(inner=True, error_model="numpy")
+@compiled(inner=True)
 def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: int, step: int) -> None:
     """Fill the columns of lateness, gain and wait for groups on each device that they are offered, but not their own.
 

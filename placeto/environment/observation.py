@@ -7,10 +7,9 @@ largest graph, D devices of the largest cluster, N ops, L moves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-import numba
 import numpy as np
-from numba import prange
 
 from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
@@ -20,13 +19,13 @@ from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.memory import penalised
-from placeto.simulator.schedule import SERIAL_BELOW
+from placeto.simulator.schedule import PARALLEL_OPS
 from placeto.simulator.slack import fill_slack
+from placeto.simulator.threads import in_parts, threads
 
 SERIAL_LOOK = 10_000
 """Below this number of ops x devices, `look` uses one thread, which is faster than several."""
-PARTS = 4
-"""With several threads, `look` divides the groups into this number of parts for each thread."""
+_PARTS = 4  # with several threads, `look` divides the groups into this number of parts for each thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +67,9 @@ def observe(
     arc_first = np.concatenate([[0], np.cumsum(batch.num_pairs[index])])
     makespan, overflow = np.empty(len(index)), np.empty(len(index))
     arrays = seen.node, seen.pair, seen.edge, seen.offered
-    flat, several = batch.problems.arrays, len(index) >= SERIAL_BELOW
-    given = index, placement, seen.first, arc_first, *arrays
-    _observe_batch(flat, batch.arrays, *given, makespan, overflow, several)
+    flat, given = batch.problems.arrays, (index, placement, seen.first, arc_first, *arrays)
+    work = partial(_observe_rows, flat, batch.arrays, *given, makespan, overflow)
+    in_parts(work, len(index), np.diff(flat.op_offset)[index].sum() >= PARALLEL_OPS)
     return seen, makespan, overflow
 
 
@@ -89,8 +88,10 @@ def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Ob
     seen = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
     flat, devices = batch.problems.arrays, int(batch.num_devices[0])
     arrays = seen.node, seen.pair, seen.edge, seen.offered
-    parts = 1 if len(flat.resident) * devices < SERIAL_LOOK else PARTS * numba.get_num_threads()
-    _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays, parts)
+    found = _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays)
+    several = len(flat.resident) * devices >= SERIAL_LOOK
+    parts = _PARTS * threads() if several else 1
+    in_parts(partial(_describe_parts, found, seen.offered, seen.pair, parts), parts, several)
     return seen
 
 
@@ -137,8 +138,10 @@ def score_moves(
         device: (B, L) int64, device that it moves to. If it is below 0, nothing is simulated and the result is NaN.
     """
     makespan, overflow = np.full(group.shape, np.nan), np.zeros(group.shape)
-    _score_moves(
-        batch.problems.arrays,
+    flat = batch.problems.arrays
+    work = partial(
+        _score_moves,
+        flat,
         batch.arrays.group,
         np.ascontiguousarray(index, np.int64),
         np.ascontiguousarray(placement, np.int64),
@@ -147,10 +150,12 @@ def score_moves(
         makespan,
         overflow,
     )
+    several = group.shape[1] * np.diff(flat.op_offset)[index].sum() >= PARALLEL_OPS
+    in_parts(work, group.size, several)
     return penalised(makespan, overflow)
 
 
-@compiled(parallel=True)
+@compiled()
 def _score_moves(
     flat: FlatProblems,
     group_of: np.ndarray,
@@ -160,9 +165,11 @@ def _score_moves(
     device: np.ndarray,
     makespan: np.ndarray,
     overflow: np.ndarray,
+    first: int,
+    last: int,
 ) -> None:
-    episodes, moves = group.shape
-    for k in prange(episodes * moves):
+    moves = group.shape[1]
+    for k in range(first, last):
         b, m = k // moves, k % moves
         if device[b, m] < 0:
             continue
@@ -184,7 +191,7 @@ def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.
     return ops
 
 
-@compiled(inner=True)
+@compiled(inner=True, inline="always")
 def _describe(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -229,8 +236,8 @@ def _observe_one(
     return makespan, overflow
 
 
-@compiled(parallel=True)
-def _observe_batch(
+@compiled()
+def _observe_rows(
     flat: FlatProblems,
     instances: FlatInstances,
     index: np.ndarray,
@@ -243,23 +250,14 @@ def _observe_batch(
     offered: np.ndarray,
     makespan: np.ndarray,
     overflow: np.ndarray,
-    several: bool,
+    begin: int,
+    end: int,
 ) -> None:
-    """Observe all placements, with one thread or `several`.
-
-    Both loops are in one kernel: if the function were compiled twice, with and without threads, numba would cache both
-    under the same name.
-    """
-    if several:
-        for b in prange(len(index)):
-            rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
-            seen = node[rows], pair[rows], edge[arcs], offered[rows]
-            makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
-    else:
-        for b in range(len(index)):
-            rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
-            seen = node[rows], pair[rows], edge[arcs], offered[rows]
-            makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
+    """Observe the placements from `begin` to before `end`."""
+    for b in range(begin, end):
+        rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
+        seen = node[rows], pair[rows], edge[arcs], offered[rows]
+        makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
 
 
 @compiled()
@@ -272,21 +270,17 @@ def _look(
     pair: np.ndarray,
     edge: np.ndarray,
     offered: np.ndarray,
-    parts: int,
-) -> None:
+) -> Situation:
+    """Simulate one placement and fill its columns, but for those of `describe_moves`."""
     ops, record = _on_ops(flat, instances, LONE, placement), kernel.new_record(flat, LONE)
     low, q, place = lowered(flat, LONE, ops)
     span, num_sends = kernel.run(low, q, place, record, np.inf)
     schedule = ops, record, span, num_sends
-    found = _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
-    if parts == 1:
-        describe_moves(found, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
-    else:
-        _describe_parts(found, offered, pair, parts)
+    return _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
 
 
-@compiled(parallel=True)
-def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int) -> None:
-    """Run `describe_moves` in `parts` parts, by several threads."""
-    for part in prange(parts):
-        describe_moves(found, offered, pair, np.int64(part), parts)
+@compiled()
+def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int, first: int, last: int) -> None:
+    """Run `describe_moves` for the parts from `first` to before `last` of `parts`."""
+    for part in range(first, last):
+        describe_moves(found, offered, pair, part, parts)

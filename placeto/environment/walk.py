@@ -10,17 +10,17 @@ Legend: G groups, D devices, B episodes, F = 5 + D features of a group.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
-from numba import prange
 
 from placeto.compiling import compiled
 from placeto.environment.instance import Instance, Measure
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.problem.grouping import expand
 from placeto.simulator import kernel, memory
-from placeto.simulator.schedule import SERIAL_BELOW
+from placeto.simulator.schedule import PARALLEL_OPS
+from placeto.simulator.threads import in_parts
 
 COST, OUTPUT, VISITED, CURRENT, START = range(5)
 """Columns of a group's features. The one-hot device of the group follows them."""
@@ -81,7 +81,8 @@ class Walk:
         problem, groups, count = self.instance.problem, self.instance.groups, len(placement)
         makespan, overflow, start = np.empty(count), np.empty(count), np.empty((count, self.num_groups))
         placement = np.ascontiguousarray(placement)
-        _starts(problem.arrays, groups.group, placement, makespan, overflow, start, count >= SERIAL_BELOW)
+        rows = partial(_starts, problem.arrays, groups.group, placement, makespan, overflow, start)
+        in_parts(rows, count, count * problem.num_ops >= PARALLEL_OPS)
         if self.measure is not None:
             makespan = np.array([self.measure(self.number, expand(groups, row)) for row in placement])
         return memory.penalised(makespan, overflow) / problem.single_device_us, start
@@ -137,7 +138,7 @@ class WalkState:
         return WalkState(self.walk, self.step + 1, placement, makespan, start, best, best_placement, simulated)
 
 
-@compiled(parallel=True)
+@compiled()
 def _starts(
     flat: FlatProblems,
     group: np.ndarray,
@@ -145,15 +146,15 @@ def _starts(
     makespan: np.ndarray,
     overflow: np.ndarray,
     start: np.ndarray,
-    several: bool,
+    first: int,
+    last: int,
 ) -> None:
-    """Simulate placements (B, G); fill `makespan` (B,) us, memory `overflow` (B,) and the groups' `start` (B, G) us."""
-    if several:
-        for b in prange(len(placement)):
-            makespan[b], overflow[b] = _start_one(flat, group, placement[b], start[b])
-    else:
-        for b in range(len(placement)):
-            makespan[b], overflow[b] = _start_one(flat, group, placement[b], start[b])
+    """Simulate placements (B, G); fill `makespan` (B,) us, memory `overflow` (B,) and the groups' `start` (B, G) us.
+
+    Only those from `first` to before `last` are simulated.
+    """
+    for b in range(first, last):
+        makespan[b], overflow[b] = _start_one(flat, group, placement[b], start[b])
 
 
 @compiled(inner=True)

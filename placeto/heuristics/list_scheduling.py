@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 
-import numba
 import numpy as np
 
 from placeto.compiling import compiled
@@ -26,9 +25,11 @@ from placeto.problem.graph.gradient_sums import together
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.threads import threads
+from placeto.simulator.warming import FOR_LARGE, LARGE
 
 _LOOKS = 500  # ready ops at each step, on average; if there are more, `earliest_start_of_many` is faster
-_TINY = 4  # ops of a graph that only serves to compile kernels: it runs both
+_NO_LIMIT = 1 << 60
 Listed = tuple[np.ndarray, np.ndarray]
 """A placement (N,), and the ops (N,) in the order in which the list schedule starts them."""
 
@@ -58,7 +59,7 @@ def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Li
         variants: each makes a placement from the bytes (N,) that each op occupies; see `within_memory`.
     """
     best, own, (demand, _) = math.inf, None, demands(evaluator.problem)
-    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
+    with ThreadPoolExecutor(threads()) as pool:
         ahead = [pool.submit(variant, demand) for variant in variants if not evaluator.exhausted]
         for variant, first in zip(variants, ahead, strict=False):
             for placement, order in within_memory(evaluator, variant, first.result):
@@ -96,7 +97,8 @@ def place_by_start(
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
     given = problem.arrays, _order(problem, follow, demand), queueing, favourites
-    found = earliest_start(*given, _LOOKS * max(0, problem.num_ops - _TINY))
+    most_looks = _LOOKS * problem.num_ops if problem.num_ops >= LARGE else _NO_LIMIT
+    found = earliest_start(*given, 0 if problem.num_ops <= len(FOR_LARGE) else most_looks)
     return _by_start(problem, *(found if len(found[0]) else earliest_start_of_many(*given)))
 
 

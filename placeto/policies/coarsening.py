@@ -55,7 +55,7 @@ _GROWS = 4.0  # the largest work is multiplied by this number if it leaves too m
 _TIMES = 3  # largest works that are tried
 
 
-@compiled(nogil=True)
+@compiled()
 def _joined(
     work: np.ndarray, pairs: np.ndarray, time: np.ndarray, device: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
@@ -79,7 +79,7 @@ def _joined(
     return rows
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _matched(
     leader: np.ndarray,
     weight: np.ndarray,

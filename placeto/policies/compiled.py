@@ -129,7 +129,7 @@ class CompiledPolicy:
 _TOGETHER = 512  # pairs that are computed at a time, so that their intermediate results stay in the cache
 
 
-@compiled(inner=True, nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
+@compiled(inner=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
 def _two_scales(x: np.ndarray) -> np.ndarray:
     """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F); see `placeto.policies.scales`."""
     n, f = x.shape
@@ -144,7 +144,7 @@ def _two_scales(x: np.ndarray) -> np.ndarray:
     return out
 
 
-@compiled(inner=True, nogil=True, inline="always")
+@compiled(inner=True, inline="always")
 def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     """Apply a linear layer to rows: (N, in) -> (N, out). With `positive`, a ReLU follows."""
     out = np.empty((x.shape[0], layer.weight.shape[1]), np.float32)
@@ -153,7 +153,7 @@ def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     return out
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
     zero = np.float32(0.0)
     for i in range(x.shape[0]):
@@ -165,7 +165,7 @@ def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
                 x[i, j] += bias[j]
 
 
-@compiled(inner=True, nogil=True, fastmath={"contract", "reassoc"})
+@compiled(inner=True, fastmath={"contract", "reassoc"})
 def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
     """Write the `torch.nn.LayerNorm` of rows (N, H) to the first H columns of `out`."""
     n, width = x.shape
@@ -181,7 +181,7 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
             out[i, j] = (x[i, j] - mean) * scale * norm.weight[j] + norm.bias[j]
 
 
-@compiled(nogil=True)
+@compiled()
 def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
     """Return (V, H) what all pairs of a node add to the hidden layer, without the part of messages."""
     own = np.empty((len(current), pair.shape[2]), np.float32)
@@ -192,7 +192,7 @@ def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.nda
     return base
 
 
-@compiled(nogil=True)
+@compiled()
 def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray) -> None:
     """Apply a round of `EdgeMessagePassing` to z (V, H), in place."""
     width = z.shape[1]
@@ -206,7 +206,7 @@ def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray
     z += _dot(_dot(read, messages.update[0], True), messages.update[1], False)
 
 
-@compiled(inner=True, nogil=True, fastmath={"contract", "nsz"})
+@compiled(inner=True, fastmath={"contract", "nsz"})
 def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray) -> np.ndarray:
     """Return (V, H) the sum of the messages that each node receives, divided by the square root of their number."""
     total, zero = np.zeros_like(sent), np.float32(0.0)
@@ -226,7 +226,7 @@ def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receive
     return total
 
 
-@compiled(nogil=True)
+@compiled()
 def _finish(
     network: Network,
     base: np.ndarray,

@@ -55,7 +55,7 @@ if sys.platform == "win32":
 else:
     _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
-    @compiled(nogil=True)
+    @compiled()
     def give_way() -> None:
         """Let another thread use the core."""
         _sched_yield()

@@ -18,13 +18,12 @@ from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.step.plan import Plan
 from placeto.simulator.chunks import Chunks
-from placeto.simulator.memory import penalised, score
+from placeto.simulator.memory import penalised
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
-from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, scores_of_few, simulate, simulate_batch
 from placeto.simulator.single_device import busy_us
-from placeto.simulator.threads import start_threads
 
 _PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
 
@@ -76,7 +75,6 @@ class Evaluator:
         began: float | None = None,
     ) -> None:
         self._begin = time.perf_counter() if began is None else began
-        start_threads()
         if simulations is not None and simulations < 0:
             raise ValueError(f"simulations must be >= 0, not {simulations}")
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
@@ -287,9 +285,9 @@ class Evaluator:
         if self.exhausted:
             return math.inf
         checked = check_placement(self.problem, placement)
-        makespan, overflow = score(in_order(self.problem, order), 0, checked, math.inf)
+        (makespan,), (overflow,) = scores_of_few(in_order(self.problem, order), np.stack([checked]))
         self.simulations += 1
-        self._offer(checked, makespan, overflow, order)
+        self._offer(checked, float(makespan), float(overflow), order)
         return float(penalised(makespan, overflow))
 
     def score_plan(self, plan: Plan, placement: np.ndarray, order: np.ndarray | None = None) -> float:
@@ -362,8 +360,8 @@ class Evaluator:
         while done < len(placements) and (count := self.next_chunk(self._chunks, len(placements) - done)) > 0:
             before, rows = self.seconds, placements[done : done + count]
             if count == 1 or (count < _PARALLEL and rows.size < PARALLEL_OPS):
-                arrays, checked = self.problem.arrays, [check_placement(self.problem, row) for row in rows]
-                makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in checked]).T
+                checked = np.stack([check_placement(self.problem, row) for row in rows])
+                makespans, overflows = scores_of_few(self.problem.arrays, checked)
             else:
                 makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
             scores[done : done + count] = penalised(makespans, overflows)

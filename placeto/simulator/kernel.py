@@ -54,7 +54,7 @@ def record_sizes(flat: FlatProblems) -> tuple[int, int]:
     return int(flat.op_offset[-1]) + relays, int(flat.edge_offset[-1]) + relays
 
 
-@compiled(nogil=True)
+@compiled()
 def new_record(flat: FlatProblems, p: int) -> Record:
     """Return an empty record, large enough for problem `p` as any placement lowers it."""
     first = flat.lowering_offset[p]
@@ -72,7 +72,7 @@ def new_record(flat: FlatProblems, p: int) -> Record:
     )
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, right: np.ndarray) -> int:
     """Merge two skew heaps (Sleator and Tarjan, 1986), return the root: least `key`, then least `tie`; -1 = empty."""
     if a < 0:
@@ -94,7 +94,7 @@ def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, 
         a = below
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> None:
     """Add a place to set `number`: a bit in its `words`; `summary` has the bits of those words that aren't 0."""
     word = place >> 6
@@ -102,7 +102,7 @@ def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_w
     summary[number * num_upper + (word >> 6)] |= _ONE << np.uint64(word & 63)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> int:
     """Remove the least place from set `number`, which must not be empty, and return it."""
     upper = 0
@@ -117,7 +117,7 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
     return (word << 6) + trailing_zeros(bits)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int]:
     """Return the least time of the slots, and the least key of the slots that have this time."""
     now, key = slot_time[0], slot_key[0]
@@ -131,7 +131,7 @@ def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int
     return now, key
 
 
-@compiled(nogil=True)
+@compiled()
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked), and fill `record`.
 

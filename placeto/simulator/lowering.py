@@ -60,21 +60,21 @@ class Wired(NamedTuple):
     storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def num_relays(flat: FlatProblems, p: int) -> int:
     """R, the number of relays of a problem."""
     first = flat.lowering_offset[p]
     return flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _slice(data: np.ndarray, at: np.ndarray, count: int) -> np.ndarray:
     first = at[0]
     at[0] += count
     return data[first : at[0]]
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _unpacked(data: np.ndarray, d: int) -> Sums:
     at = np.full(1, HEADER)
     relays, sums, parts, copied, readers, edges = data[0], data[2], data[3], data[4], data[5], data[6]
@@ -99,7 +99,7 @@ def _unpacked(data: np.ndarray, d: int) -> Sums:
     return reference(made)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.ndarray, home: int) -> int:
     """Return the device of host `wanted` that takes part and has the home's number, or the next in a circle; or -1."""
     found, least = -1, len(host)
@@ -111,7 +111,7 @@ def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.
     return found
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
     """Set the inputs and devices of the ops that add gradients."""
     host, place, src = sums.host, wired.place, wired.src
@@ -157,7 +157,7 @@ def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
         wired.tensor_of[sums.home_edge[s]] = total
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wired: Wired) -> int:
     """Let the op of contribution `c` add a tensor to a total on a device; returns the tensor that it makes.
 
@@ -173,7 +173,7 @@ def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wi
     return made
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
     """(D,) number of each device within its host."""
     number, seen = np.empty(len(host), np.int64), np.zeros(hosts, np.int64)
@@ -183,7 +183,7 @@ def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
     return number
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
     """Set the inputs and devices of the relays, and let ops on other hosts read the relays' tensors."""
     host, place, src, size = sums.host, wired.place, wired.src, wired.size
@@ -210,7 +210,7 @@ def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
                         wired.tensor_of[edge] = t + relay
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
     """Return the ops and tensors of the lowered problem."""
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
@@ -233,7 +233,7 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
     return wired
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
     """Sort the edges by producer and by tensor, and return six arrays of `FlatProblems`, in its order."""
     dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
@@ -263,7 +263,7 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
     return out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray, out_child: np.ndarray) -> np.ndarray:
     """(N+R,) int64, the list of all ops, with sums after the ops whose tensors they add, relays before their readers.
 
@@ -292,7 +292,7 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
     return np.argsort(key, kind="mergesort")
 
 
-@compiled(nogil=True)
+@compiled()
 def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProblems, int, np.ndarray]:
     """Lower problem `p` by a placement (N or more entries).
 
@@ -378,6 +378,6 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
     return reference(made), LONE, wired.place
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _offset(count: int) -> np.ndarray:
     return np.array([0, count])

@@ -25,11 +25,11 @@ def penalised(makespan_us: Any, overflow: Any) -> Any:
     return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
-penalised_makespan = compiled(nogil=True)(penalised)
+penalised_makespan = compiled()(penalised)
 """`penalised` for kernels."""
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def memory_bound(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
 ) -> None:
@@ -51,7 +51,7 @@ def memory_bound(
                     bound[other] += flat.tensor_bytes[tensor0 + tensor]
 
 
-@compiled(nogil=True)
+@compiled()
 def lives(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -120,13 +120,13 @@ def lives(
     return born[:count], ended[:count], where[:count], size[:count]
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
     """Return the time of an event: in `of_op` (N,), the starts or the ends of ops, or in `of_send`, the deliveries."""
     return of_op[event] if event < len(of_op) else of_send[event - len(of_op)]
 
 
-@compiled(nogil=True)
+@compiled()
 def peak_memory(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
 ) -> None:
@@ -182,7 +182,7 @@ def peak_memory(
         peak[d] = most
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Return offsets (D+1,) and the items sorted by device, else in their order; item i is on ``device[i]``."""
     ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
@@ -196,7 +196,7 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
     return ptr, found
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
     """Sum over devices of max(0, peak - memory) / memory. Peaks are computed only if `memory_bound` is too large."""
     memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
@@ -213,7 +213,7 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
     return overflow
 
 
-@compiled(inner=True, nogil=True, inline="always")
+@compiled(inner=True, inline="always")
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
@@ -225,7 +225,7 @@ def run_and_measure(
     return makespan, memory_overflow(low, q, place, record, num_sends), num_sends
 
 
-@compiled(nogil=True, inline="always")
+@compiled(inner=True, inline="always")
 def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
     """Makespan in microseconds and memory overflow of one placement; both inf if the makespan is above `cutoff`."""
     makespan, overflow, _ = run_and_measure(flat, p, placement, new_record(flat, p), cutoff)

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
-from numba import prange
 
 from placeto.compiling import compiled
 from placeto.problem.dispatch import places
@@ -33,11 +32,11 @@ from placeto.problem.step.plan import Plan
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
+from placeto.simulator.threads import in_parts
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
-SERIAL_BELOW = 3  # rows of a batch: fewer take less time than waking a second thread, above all on a busy machine
-PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: from here on, two rows are worth two threads
+PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewer, waking a second thread takes longer
 
 
 class PlacementError(ValueError):
@@ -264,9 +263,16 @@ def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarra
         problem = batch.problems[index[row]]
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    pair = len(index) == 2 and placements.size >= PARALLEL_OPS
-    several = pair or len(index) >= SERIAL_BELOW
-    _run_batch(batch.arrays, index, placements, makespans, overflows, several)
+    rows = batch.arrays, index, placements, makespans, overflows
+    in_parts(partial(score_rows, *rows), len(index), placements.size >= PARALLEL_OPS)
+    return makespans, overflows
+
+
+def scores_of_few(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the makespans (B,) in us, and the memory overflows (B,), of a few placements (B, N) of one problem."""
+    count = len(placements)
+    makespans, overflows = np.empty(count), np.empty(count)
+    score_rows(flat, np.zeros(count, np.int64), placements, makespans, overflows, 0, count)
     return makespans, overflows
 
 
@@ -286,22 +292,16 @@ def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray
     return -1
 
 
-@compiled(parallel=True)
-def _run_batch(
+@compiled()
+def score_rows(
     flat: FlatProblems,
     index: np.ndarray,
     placements: np.ndarray,
     makespans: np.ndarray,
     overflows: np.ndarray,
-    several: bool,
+    first: int,
+    last: int,
 ) -> None:
-    """Fill `makespans` and `overflows`, with several threads or one.
-
-    One kernel does both: numba caches a function that is compiled in both ways under one name.
-    """
-    if several:
-        for b in prange(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)
-    else:
-        for b in range(len(index)):
-            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)
+    """Fill `makespans` and `overflows` of the rows from `first` to before `last`."""
+    for b in range(first, last):
+        makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)

@@ -12,7 +12,7 @@ from placeto.problem.flat import FREE, PAIR, FlatProblems
 from placeto.simulator.kernel import Record
 
 
-@compiled(nogil=True)
+@compiled()
 def fill_slack(
     flat: FlatProblems,
     p: int,

@@ -15,7 +15,7 @@ from placeto.simulator.kernel import Record
 from placeto.simulator.lowering import num_relays
 
 
-@compiled(nogil=True)
+@compiled()
 def timelines(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
@@ -39,7 +39,7 @@ def timelines(
             fill[placement[op]] += 1
 
 
-@compiled(nogil=True, inline="always")
+@compiled(inline="always")
 def first_after(start: np.ndarray, line: np.ndarray, first: int, stop: int, cursor: int, ready: float) -> int:
     """Return the position, from `first` to `stop`, of the first op in `line` that starts after `ready`, or `stop`.
 

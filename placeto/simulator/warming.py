@@ -20,6 +20,10 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch
 
+LARGE = 4000
+"""Ops from which on a graph is large: some kernels are for large graphs only."""
+FOR_LARGE = "abcd"
+"""Names of the ops of the graph that is simulated to compile kernels for large graphs, too: no other is as small."""
 _SIMULATIONS = 256  # enough for batches that are simulated with several threads
 _READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
 """Placer -> sort of problem for which it is warm -> simulations of the warm-up; inf = no limit."""
@@ -39,8 +43,10 @@ def warm_up(
         simulations = _SIMULATIONS if simulations is None else simulations
     wanted = None if simulations is None else min(simulations, _SIMULATIONS)
     cluster, several = problem.cluster, bool((problem.graph.micro_batches != NO_MICRO_BATCH).any())
+    large = problem.num_ops >= LARGE
     sort = (
         several,
+        large,
         cluster.num_devices > 1,
         cluster.dispatch,
         cluster.transfers,
@@ -51,7 +57,7 @@ def warm_up(
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
     with observing(None), _compiling_logged():
-        tiny = _tiny(cluster, several)
+        tiny = _tiny(cluster, several, large)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
         _ = simulate(tiny, on_one[0]).peak_memory
@@ -74,13 +80,14 @@ def _compiling_logged() -> Iterator[None]:
             terminal.on_compiling.remove(tell)
 
 
-def _tiny(cluster: Cluster, several: bool) -> PlacementProblem:
+def _tiny(cluster: Cluster, several: bool, large: bool) -> PlacementProblem:
     of = {"module": "m", "flops": 1e6, "outputs": [4]}  # with modules, since kernels group such ops
+    names = FOR_LARGE[1:] if large else f"{FOR_LARGE[1:]}e"
     head = {"name": "m/a", **of}
-    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
+    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in names]
     if several:
         facts = {"micro_batch": 0, "pass": "forward"}, {"micro_batch": 0, "pass": "backward"}
         tail = [
-            op | facts[name == "c"] | {"micro_batch": int(name == "d")} for op, name in zip(tail, "bcd", strict=True)
+            op | facts[name == "c"] | {"micro_batch": int(name == "d")} for op, name in zip(tail, names, strict=True)
         ]
     return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)

@@ -129,6 +129,7 @@ def plain_etf(
 @pytest.mark.parametrize("seed", range(60))
 def test_the_soonest_of_all_pairs_is_taken(seed: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("placeto.heuristics.list_scheduling._LOOKS", looks)
+    monkeypatch.setattr("placeto.heuristics.list_scheduling.LARGE", 0)
     problem, random = random_problem(seed), np.random.default_rng(seed)
     follow = hard_groups(problem)
     child = np.full(problem.num_ops, -1)

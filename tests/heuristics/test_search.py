@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -244,7 +243,7 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
         for method in ("anneal", "hillclimb", "ils"):
             found = []
             for threads in (1, 2, 3):
-                monkeypatch.setattr(numba, "get_num_threads", lambda number=threads: number)
+                monkeypatch.setattr(local_search, "threads", lambda number=threads: number)
                 result = HEURISTICS[method](problem, simulations=600, seed=seed)
                 history = [(count, us) for count, _, us in result.history]
                 found.append((result.placement.tobytes(), result.simulations, history))
@@ -254,20 +253,20 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
 
 def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = forks(6, 5, "4xv100")
-    monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(local_search, "threads", lambda: 2)
     evaluator = Evaluator(problem, group_ops(problem), simulations=50)
     search = LocalSearch(evaluator, np.zeros(30, np.int64), MIX, np.random.default_rng(0))
-    calls = []
+    compiled = local_search.search
 
-    def interrupted(*arguments: Any) -> None:
-        calls.append(arguments)
+    def interrupted(*arguments: Any) -> tuple[int, int]:
+        if arguments[-2] > 0:
+            return compiled(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local_search, "search", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search.run(0.1, 0.01)
-    assert len(calls) == 1
-    helper = local_search._helpers(1).submit(lambda: True)
+    helper = local_search.pool("search", 1).submit(lambda: True)
     assert helper.result(timeout=20)
 
 
@@ -294,16 +293,16 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def slow_score(*arguments: object) -> tuple[float, float]:
-        clock.now += 0.01
-        return 100.0, 0.0
+    def slow_scores(flat: object, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        clock.now += 0.01 * len(placements)
+        return np.full(len(placements), 100.0), np.zeros(len(placements))
 
     def slow_search(*arguments: Any) -> tuple[int, int]:
-        simulations = arguments[5]
+        simulations = arguments[7]
         clock.now += 0.01 * simulations
         return simulations, 0
 
-    monkeypatch.setattr(evaluator, "score", slow_score)
+    monkeypatch.setattr(evaluator, "scores_of_few", slow_scores)
     monkeypatch.setattr("placeto.heuristics.local_search.local_search.search", slow_search)
     result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
     assert clock.now == pytest.approx(0.24)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.problem.cluster import load_cluster
+from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem
@@ -205,11 +206,11 @@ def test_grouping_is_part_of_the_seconds(clock: Clock, monkeypatch: pytest.Monke
 def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0.01 s a simulation, 0.095 s are enough for nine, of which the last one ends late."""
 
-    def slowly(*arguments: object) -> tuple[float, float]:
-        clock.now += 0.01
-        return 90.0, 0.0
+    def slowly(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        clock.now += 0.01 * len(placements)
+        return np.full(len(placements), 90.0), np.zeros(len(placements))
 
-    monkeypatch.setattr(evaluator_module, "score", slowly)
+    monkeypatch.setattr(evaluator_module, "scores_of_few", slowly)
     judge = evaluator(two_chains(), seconds=0.095)
     scores = judge.score_batch(np.tile(APART, (60, 1)))
     assert judge.simulations == np.isfinite(scores).sum() == 10

@@ -208,7 +208,7 @@ print(digest.hexdigest())
 
 
 def test_batch_does_not_depend_on_threads() -> None:
-    """In processes of their own, as numba never has more threads than it started with."""
+    """In processes of their own, since the number is read at the start."""
     digests = set()
     for threads in ("1", "2"):
         environment = {**os.environ, "NUMBA_NUM_THREADS": threads}
@@ -238,7 +238,7 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
     problem, placement = random_problem(rng, "unicast", "egress")
     batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
     once, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
-    kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, schedule._run_batch)
+    kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, schedule.score_rows)
     assert once.slack_us.min() == 0.0
     before = [len(kernel.signatures) for kernel in kernels]
 

@@ -55,7 +55,7 @@ assert torch.get_num_threads() == 3
 
 @pytest.mark.slow
 def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
-    """In a process of its own: numba starts its threads with the first parallel kernel, and would set torch's, too."""
+    """In a process of its own, with more threads than those of the tests."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)
 
 

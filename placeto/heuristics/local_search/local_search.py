@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import partial
 
-import numba
 import numpy as np
 
 from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.heuristics.local_search.search_loop import Log, search
-from placeto.heuristics.local_search.thread_pool import CALL, dismiss, help_out, new_batch, new_thread_pool
+from placeto.heuristics.local_search.thread_pool import CALL, dismiss, new_batch, new_thread_pool
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.threads import pool, threads
 
 ESTIMATE_UNIT = 0.01
 """Moves whose delta estimates differ by less than this share of the makespan are about equally likely to be tried."""
@@ -38,8 +37,8 @@ AHEAD = 8
 class LocalSearch:
     """A search from a placement (G,) of groups, which takes its simulations from an evaluator.
 
-    It uses `numba.get_num_threads()` threads. If the budget is a number of simulations, the result doesn't depend on
-    the number of threads: simulations of proposals that a speculative batch drops (see `thread_pool`) don't count.
+    It uses as many threads as `threads` says. If the budget is a number of simulations, the result doesn't depend on
+    their number: simulations of proposals that a speculative batch drops (see `thread_pool`) don't count.
 
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
@@ -74,12 +73,10 @@ class LocalSearch:
             temperature=np.zeros(1),
             counter=rng.integers(2**64, size=1, dtype=np.uint64),
         )
-        self._threads = numba.get_num_threads()
+        self._threads = threads()
         self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
         self._pool = new_thread_pool(self._threads, problem.arrays, groups, devices)
         self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
-        if self._threads > 1:  # call -1 is over at once: this only compiles the kernel before threads need it
-            help_out(problem.arrays, self.near, self.state, self._batch, self._pool, 0, -1)
         self._chunks = Chunks()
         self.restart(start)
         self.state.temperature[0] = TEMPERATURE * self.score
@@ -125,21 +122,28 @@ class LocalSearch:
             self._chunks.took(count, evaluator.seconds - before)
 
     def _search(self, count: int, patience: int, warmth: tuple[float, float], restart: bool = False) -> tuple[int, int]:
-        flat, pool = self.evaluator.problem.arrays, self._pool
-        shared = flat, self.near, self.state, self._batch, pool
-        limits = restart, count, patience, warmth
+        number = int(self._pool.control[CALL])
+        run = partial(
+            search,
+            self.evaluator.problem.arrays,
+            self.near,
+            self.state,
+            self.rules,
+            self._batch,
+            self._pool,
+            restart,
+            count,
+            patience,
+            warmth,
+            self._log,
+        )
         try:
             for thread in range(1, self._threads if count > 1 else 1):
-                _helpers(self._threads - 1).submit(help_out, *shared, thread, int(pool.control[CALL]))
-            return search(flat, self.near, self.state, self.rules, self._batch, pool, *limits, self._log)
+                pool("search", self._threads - 1).submit(run, thread, number)
+            return run(0, number)
         finally:
-            dismiss(pool)
+            dismiss(self._pool)
 
     def _absorb(self, simulations: int, logged: int) -> None:
         state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._log), strict=True))
         self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)
-
-
-@cache
-def _helpers(number: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(number, "placeto search")

@@ -62,7 +62,7 @@ class Rules(NamedTuple):
     known: int  # see `KNOWN`
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
     """Propose one of the moves in `state.pair`, at random by weight; returns 1, or 0 if no move with a weight is left.
 
@@ -85,7 +85,7 @@ def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> 
     return 1
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) -> int:
     """Draw another device for a group.
 
@@ -100,7 +100,7 @@ def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) 
     return (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
 
 
-@compiled(nogil=True)
+@compiled()
 def propose(
     near: Neighbourhood,
     state: State,
@@ -158,7 +158,7 @@ def propose(
     return count
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _propose_set(
     near: Neighbourhood,
     state: State,

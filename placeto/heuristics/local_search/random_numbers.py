@@ -10,7 +10,7 @@ import numpy as np
 from placeto.compiling import compiled
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def uniform(counter: np.ndarray) -> float:
     """Draw a float, uniform in [0, 1)."""
     counter[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -21,7 +21,7 @@ def uniform(counter: np.ndarray) -> float:
     return float(bits >> np.uint64(11)) * 2.0**-53
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def between(counter: np.ndarray, first: int, stop: int) -> int:
     """Draw an integer from `first` to `stop` - 1, each equally likely."""
     return first + int(uniform(counter) * (stop - first))

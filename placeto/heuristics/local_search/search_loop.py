@@ -18,7 +18,16 @@ from placeto.heuristics.local_search.delta_estimate import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import uniform
-from placeto.heuristics.local_search.thread_pool import Batch, ThreadPool, await_all, call, put, scratch_of, take_part
+from placeto.heuristics.local_search.thread_pool import (
+    Batch,
+    ThreadPool,
+    await_all,
+    call,
+    put,
+    scratch_of,
+    take_part,
+    wait_for_tasks,
+)
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
@@ -35,7 +44,7 @@ class Log(NamedTuple):
     overflow: np.ndarray  # float64, memory overflow of the new best placement
 
 
-@compiled(nogil=True)
+@compiled()
 def search(
     flat: FlatProblems,
     near: Neighbourhood,
@@ -48,6 +57,8 @@ def search(
     patience: int,
     warmth: tuple[float, float],
     log: Log,
+    thread: int,
+    number: int,
 ) -> tuple[int, int]:
     """Simulate proposals, and keep those that are no worse or, at a temperature above 0, not much worse.
 
@@ -57,13 +68,16 @@ def search(
         state: of the search; it is changed.
         rules: how to propose and accept.
         batch: for proposals; its size has no influence on the result.
-        pool: its other threads may be in `help_out`.
+        pool: what its threads share.
         restart: simulate the state's placement of groups first, and accept it.
         simulations: make at most this number of simulations.
         patience: end after this number of proposals in a row, simulated or known, without an improvement.
         warmth: the share of the proposals that are to be accepted though worse, at the beginning and at the end; in
             between the share falls geometrically. The temperature is adjusted to it. 0 accepts none.
         log: the improvements are written into it.
+        thread: number of this thread. Thread 0 runs the search. The others only take part in its batches, until the
+            call of the search is over.
+        number: the number that ``pool.control[CALL]`` has until then.
 
     Returns:
         The number of simulations made, and the length of the log. If nothing worse is accepted, the search also ends
@@ -72,12 +86,16 @@ def search(
     zero: Any = np.int64(0)  # no literal, see `compiled`
     logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
     waits, stuck = zero > 0, False
-    if restart:
-        filled = _enter(near, state, batch)
-    for thread in range(len(pool.placement)):
-        pool.placement[thread] = state.placement
+    if thread == 0:
+        if restart:
+            filled = _enter(near, state, batch)
+        for each in range(len(pool.placement)):
+            pool.placement[each] = state.placement
     while True:
-        if asked < 0 and not restart:
+        if thread > 0:
+            if not wait_for_tasks(pool, number):
+                return done, logged
+        elif asked < 0 and not restart:
             if done == simulations or stuck or (fruitless >= patience and not waits):
                 return done, logged
             counts = done, simulations, min(len(batch.size) - 1, simulations - done)
@@ -86,8 +104,11 @@ def search(
                 near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
             )
         restart = False
-        call(pool, filled if asked < 0 else state.num_critical[0], asked)
-        take_part(flat, near, state, batch, pool, zero)
+        if thread == 0:
+            call(pool, filled if asked < 0 else state.num_critical[0], asked)
+        take_part(flat, near, state, batch, pool, thread)
+        if thread > 0:
+            continue
         await_all(pool)
         if asked >= 0:
             _weigh(state, rules.estimate_unit)
@@ -111,7 +132,7 @@ def search(
                 break
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     """Make the state's placement of groups the only proposal, which is accepted whatever its score; returns 1."""
     key = np.uint64(0)
@@ -124,7 +145,7 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     return 1
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i: int, goal: float) -> None:
     """Make a proposal the current placement, and undo the random numbers that were drawn after it.
 
@@ -143,7 +164,7 @@ def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i
     state.score[0], state.hash[0] = score, batch.key[i]
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     """Copy the current placement to the best one if it is better; returns whether it is.
 
@@ -157,14 +178,14 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     return False
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
     """The share of proposals to accept though worse, after `done` of `simulations`; it falls geometrically."""
     hot, cold = warmth
     return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _copy(batch: Batch, source: int, to: int) -> None:
     """Copy proposal `source` of the batch, which wasn't simulated yet, to entry `to`."""
     count = batch.size[source]
@@ -174,7 +195,7 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True, inline="always")
 def _fill(
     near: Neighbourhood,
     state: State,
@@ -248,7 +269,7 @@ def _fill(
     return filled, known, fruitless, False, False
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True, inline="always")
 def _look(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
@@ -269,7 +290,7 @@ def _look(
     timelines(flat, LONE, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _weigh(state: State, unit: float) -> None:
     """Turn the delta estimates of critical groups' moves into odds (`State.weight`).
 

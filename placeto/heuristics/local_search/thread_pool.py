@@ -115,7 +115,7 @@ def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int)
     )
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def record_of(pool: ThreadPool, thread: int) -> Record:
     """Return the record of a thread: the schedule that it simulated last."""
     return Record(
@@ -129,47 +129,33 @@ def record_of(pool: ThreadPool, thread: int) -> Record:
     )
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def scratch_of(pool: ThreadPool, simulated: int, thread: int) -> Scratch:
     """Return the schedule that the thread `simulated` has, with arrays in which the thread `thread` may work."""
     record, guess = record_of(pool, simulated), pool.guess[thread]
     return Scratch(record, pool.op_slack, pool.send_slack, pool.line_ptr, pool.line, guess, pool.marked)
 
 
-@compiled(nogil=True)
-def help_out(
-    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int, call: int
-) -> None:
-    """Take part in batch after batch, until this call of the search is over.
-
-    Each thread of the pool but the first, which runs the search, executes this.
-
-    Args:
-        flat: the problem.
-        near: the neighbourhood of its groups.
-        state: of the search; delta estimates are written into `pair` and `weight`.
-        batch: scores are written into it.
-        pool: its arrays of this thread are overwritten.
-        thread: number of this thread.
-        call: the number that ``pool.control[CALL]`` has until the call of the search is over.
-    """
+@compiled(inner=True)
+def wait_for_tasks(pool: ThreadPool, number: int) -> bool:
+    """Wait for tasks; returns whether there are some. Else the call of the search with this number is over."""
     control, looks = pool.control, 0
-    while atomics.load(control, CALL) == call:
+    while atomics.load(control, CALL) == number:
         if atomics.load(control, NEXT) < atomics.load(control, LIMIT):
-            take_part(flat, near, state, batch, pool, thread)
-            looks = 0
+            return True
         looks += 1
         if looks % _AWAKE == 0:
             atomics.give_way()
+    return False
 
 
-@compiled(nogil=True)
+@compiled()
 def dismiss(pool: ThreadPool) -> None:
-    """Make all threads return from `help_out`: the call of the search is over."""
+    """Let all threads go: the call of the search is over."""
     atomics.add(pool.control, CALL, 1)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def call(pool: ThreadPool, count: int, asked: int) -> None:
     """Give the threads `count` tasks.
 
@@ -181,7 +167,7 @@ def call(pool: ThreadPool, count: int, asked: int) -> None:
     atomics.store(pool.control, NEXT, 0)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def await_all(pool: ThreadPool) -> None:
     """Wait until no thread works on a task. No thread begins one before the next `call`."""
     atomics.store(pool.control, NEXT, _NONE)
@@ -192,7 +178,7 @@ def await_all(pool: ThreadPool) -> None:
             atomics.give_way()
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True, inline="always")
 def take_part(
     flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
 ) -> None:
@@ -220,7 +206,7 @@ def take_part(
     atomics.add(control, BUSY, -1)
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
     """Make the delta estimates of all moves of the critical group ``state.critical[i]``."""
     num_devices, group = state.salt.shape[1], state.critical[i]
@@ -232,7 +218,7 @@ def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scr
             pair += 1
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def put(near: Neighbourhood, placement: np.ndarray, group: int, device: int) -> None:
     """Write a group's device into `placement` for each of the group's ops."""
     for k in range(near.op_ptr[group], near.op_ptr[group + 1]):

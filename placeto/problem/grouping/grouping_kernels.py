@@ -32,7 +32,7 @@ class Joining(NamedTuple):
     fewest: int  # units are joined while there are more than this
 
 
-@compiled(nogil=True)
+@compiled()
 def join_light(
     leader: np.ndarray,
     work: np.ndarray,
@@ -111,7 +111,7 @@ def join_light(
     return joined
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _tidy(
     unit: int,
     leader: np.ndarray,
@@ -156,7 +156,7 @@ def _tidy(
     return longest
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _affinity(origins: Origins, one: int, other: int) -> float:
     """How close two ops are in the module tree: 2 = same call, 1 = same module, else the share of common path."""
     a, b = origins.module[one], origins.module[other]
@@ -185,7 +185,7 @@ class Reads(NamedTuple):
     reader: np.ndarray  # int64, ops that read each tensor; none for tensors with too many readers
 
 
-@compiled(nogil=True)
+@compiled()
 def find_homes(reads: Reads) -> np.ndarray:
     """(N,) int64, the forward op that each backward op belongs to; -1 = unknown.
 
@@ -223,7 +223,7 @@ def find_homes(reads: Reads) -> np.ndarray:
     return home
 
 
-@compiled(inner=True, nogil=True)
+@compiled(inner=True)
 def _score(reads: Reads, op: int, score: np.ndarray, met: np.ndarray) -> tuple[int, float]:
     """Fill `score` with the number of tensors that forward ops share with a backward op, plus 0.5 if they are alike.
 
