@@ -1,12 +1,11 @@
 """Predicted against measured steps."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.cost_models import BOARDS, CostModels, Step, groups_of, left_out, main, over_constant, predict, summary
+from experiments.cost_models import BOARDS, Step, groups_of, left_out, over_constant, predict, summary
 from experiments.published_models import MODELS, training_step
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
@@ -56,11 +55,6 @@ def test_a_constant_is_fitted_to_the_other_steps() -> None:
                     np.array([4.0] * 5 + [8.0]))  # fmt: skip
     assert rows[0] == ["a source", "0.50 to 0.50", "0.0%"]
     assert [row[0] for row in rows] == ["a source", "a board", "a model"], "all are of one kind"
-
-
-def test_without_the_data_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(CostModels(tmp_path, tmp_path / "out"))
-    assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'measured_steps.csv'}\n"
 
 
 @pytest.mark.slow

@@ -6,11 +6,8 @@ from experiments.headline_tables import (
     claims,
     distributions,
     makespans,
-    reached,
-    reference,
     unseen,
     until,
-    worse,
 )
 from experiments.trajectories import Cell, Trajectory
 
@@ -39,16 +36,6 @@ OWN = RUNS["nmt:test:0", "4xv100"]
 def line(table: object, placer: str) -> list[str]:
     (found,) = [list(line) for line in table if line[0] == placer]  # type: ignore[attr-defined]
     return found
-
-
-def test_the_reference_is_the_best_run_of_all_recipes_and_seeds() -> None:
-    best = reference(OWN, COLOCRL)
-    assert best is not None
-    assert best.best_us == 100.0
-    assert reached(OWN[POLICY], best) == (10, 0.7), "101 is within 1 %, 102 is not"
-    assert reached(OWN[POLICY][:2], best) == (10, 0.7)
-    assert reached(OWN[POLICY][2:], best) == (float("inf"), float("inf"))
-    assert reference(OWN, ["no such"]) is None
 
 
 def test_makespans_by_hand() -> None:
@@ -82,11 +69,6 @@ def test_claims_by_hand() -> None:
     assert line(table, GROUPER[0])[1] == "0.75 (0.75; 1 of 1)", "it counts with its 400 placements"
     assert line(table, AS_SHIPPED)[4] == "50.0 %"
     assert line(table, "ETF")[3] == "-100.0 %", "wavenet is one of the six"
-
-
-def test_where_another_ends_with_less_is_said() -> None:
-    assert worse(RUNS, POLICY) == [f"nmt:test:0 on 4xv100: {AS_SHIPPED} 18.1 %"]
-    assert worse(RUNS, AS_SHIPPED) == []
 
 
 def test_unseen_by_hand() -> None:

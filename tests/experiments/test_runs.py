@@ -1,12 +1,9 @@
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from experiments.rows import CHEAP, cheap_row, kept_rows, problem_of
-from experiments.runs import Run, train_run, train_runs, training_row
+from experiments.rows import kept_rows
+from experiments.runs import Run, train_run, train_runs
 from placeto.evaluation.comparison import Row
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig
@@ -43,52 +40,6 @@ def test_a_run_is_done_once_and_again_with_other_settings(tmp_path: Path) -> Non
     newer.touch()
     os.utime(newer, (checkpoint.stat().st_mtime + 1,) * 2)
     assert replace(longer, initial=str(newer)).outdated, "as its result would be another"
-
-
-def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal lets training save and end early, and all stop; the next call goes on from there."""
-
-    class Stop:
-        number = 0
-
-        def __enter__(self) -> "Stop":
-            return self
-
-        def __exit__(self, *details: object) -> None:
-            pass
-
-    class StopAfterOne(Stop):
-        def __init__(self) -> None:
-            self.asked = 0
-
-        @property
-        def number(self) -> int:  # type: ignore[override]
-            self.asked += 1
-            return signal.SIGINT if self.asked > 1 else 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr("placeto.training.trainer.StopRequest", StopAfterOne)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(run(tmp_path))
-    assert load_checkpoint(tmp_path)["iteration"] == 1
-    before = load_checkpoint(tmp_path)["elapsed"]
-    train_run(run(tmp_path))
-    assert load_checkpoint(tmp_path)["iteration"] == 2
-    assert load_checkpoint(tmp_path)["elapsed"] > before
-
-
-def test_a_run_on_one_graph_as_a_row(tmp_path: Path) -> None:
-    done = run(tmp_path)
-    train_run(done)
-    row, cheap = training_row(done, "label"), cheap_row(GRAPH, "2xv100")
-    assert (row["placer"], row["graph"], row["cluster"], row["seed"]) == ("label", GRAPH, "2xv100", 0)
-    assert row["simulations"] == 2 * 2 * 3
-    assert row["history"][0][0] == 1
-    assert row["makespan_us"] == pytest.approx(row["history"][-1][2])
-    assert row["relative"] * problem_of(GRAPH, "2xv100").single_device_us == pytest.approx(row["makespan_us"])
-    assert row["makespan_us"] <= cheap["makespan_us"] * 1.2, "it begins with a cheap placement, brought to groups"
-    assert cheap["placer"] == CHEAP
-    assert cheap["history"][-1][2] == cheap["makespan_us"]
 
 
 def test_rows_are_made_once(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 from dataclasses import replace
 
-import pytest
-
 from experiments.recipes import Recipe
 from experiments.training_cost import CostConfig, curve, main, table
 from placeto.training.config import LearningConfig
@@ -32,11 +30,6 @@ def test_one_command_trains_each_seed_and_draws_what_was_validated(tmp_path, cap
     main(small(tmp_path))
     assert (tmp_path / "seed-0" / "pretrained.safetensors").read_bytes() == first
     assert "seed-0/pretrained.safetensors" not in capsys.readouterr().out, "trained again though it was there"
-
-
-def test_no_seed_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="--seeds must be at least 1, not 0"):
-        main(small(tmp_path, seeds=0))
 
 
 def test_the_table_has_what_was_reached_by_then_and_nothing_before():
