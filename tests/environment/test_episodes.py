@@ -7,15 +7,15 @@ import torch
 from placeto.environment.config import EnvConfig
 from placeto.environment.episodes import Episodes, EpisodesError, Sizes
 from placeto.environment.rewards import find_reward
-from placeto.problem.problem import PlacementProblem
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 ALL = np.ones(3, bool)
 
 
 def three(reward: str = "best-so-far", sizes: Sizes | None = None) -> Episodes:
     """Of different sizes, on different numbers of devices; they have begun."""
-    problems = [PlacementProblem(random_graph(seed, 12 + 6 * seed), toy_cluster(2 + seed)) for seed in range(3)]
+    problems = [toy_problem(seed, 12 + 6 * seed, 2 + seed) for seed in range(3)]
     episodes = Episodes(problems, EnvConfig(), reward, 3, sizes)
     episodes.begin(ALL, np.arange(3))
     return episodes

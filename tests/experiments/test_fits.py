@@ -4,16 +4,15 @@ import torch
 
 from experiments.fits import LABELS, Fit, FitConfig, collect, fit, judge, neighbours, states_of
 from placeto.environment.instance import make_instance
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 SMALL = FitConfig(train=("ptb:1",), held_out=("ptb",), each=2, labels=4, batch=2)
 
 
 @pytest.fixture
 def problem():
-    return PlacementProblem(random_graph(3, 40), toy_cluster(3))
+    return toy_problem(3, 40, 3)
 
 
 @pytest.mark.slow

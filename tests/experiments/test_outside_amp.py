@@ -10,9 +10,8 @@ from experiments.outside_amp import (
     read_strategies,
     simulate_all,
 )
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.data_parallel import best_ring
+from tests.cases import problem_of
 
 DATA = OutsideAmp().data
 needs_data = pytest.mark.skipif(
@@ -22,7 +21,7 @@ needs_data = pytest.mark.skipif(
 
 def test_an_exchange_within_a_host_sends_as_many_bytes_as_a_ring() -> None:
     size = 160_000_000
-    problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), machines(1))
+    problem = problem_of([{"name": "a"}], machines(1))
     assert exchange_us(machines(1), size, "list") == pytest.approx(best_ring(problem, size)[1], rel=0.05)
 
 

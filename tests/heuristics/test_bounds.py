@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.exact.placer import ENUMERATE, solve
 from placeto.problem.cluster import DISPATCHES, Cluster
-from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
@@ -128,17 +127,6 @@ def test_bounds_by_constraints_never_exceed_the_optimum(seed: int, ops: int, dev
             assert result.makespan_us >= best * EXACT or not result.fits or not whole
         else:
             assert not result.fits
-
-
-def test_free_links_hold_nothing_up() -> None:
-    """Two of a's tensors travel for 10 us at once; over one link the second would wait."""
-    pytest.importorskip("ortools", reason='needs the extra "exact"')
-    ops = [{"name": "a", "flops": 10.0, "outputs": [10, 10, 10]}]
-    ops += [{"name": f"b{n}", "flops": 100.0, "inputs": [["a", n]]} for n in range(3)]
-    cluster = replace(toy_cluster(3), link="free", link_gap_us=7.0)
-    problem = PlacementProblem(ComputationGraph.from_ops("fan", ops), cluster, ROOFLINE)
-    result, bound = solve(problem, enumerate_up_to=0)
-    assert (result.makespan_us, bound) == pytest.approx((120.0, 120.0), rel=2e-5)
 
 
 def _free(problem: PlacementProblem) -> np.ndarray:

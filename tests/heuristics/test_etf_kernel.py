@@ -8,9 +8,9 @@ import pytest
 from placeto.heuristics.common import demands
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
-from placeto.problem.cluster import Cluster, Device, load_cluster
-from placeto.problem.graph import ComputationGraph
+from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
+from tests.cases import problem_of
 from tests.growth import assert_in_proportion
 
 
@@ -35,7 +35,7 @@ def random_problem(seed: int) -> PlacementProblem:
     links = np.where(random.random(shape) < 0.5, 1.0, 8.0)
     transfers, link = modes[seed % 3]
     cluster = Cluster("random", devices, links, np.full(shape, 2.0), transfers, link, float(seed % 2))
-    return PlacementProblem(ComputationGraph.from_ops("random", ops), cluster)
+    return problem_of(ops, cluster)
 
 
 def plain_etf(
@@ -149,7 +149,7 @@ def star(leaves: int, parameters: bool) -> PlacementProblem:
     for i in range(leaves):
         inputs = [["root", 0], *([[f"p{i}", 0]] if parameters else [])]
         ops.append({"name": f"o{i}", "time_us": {"*": 1.0}, "outputs": [8], "inputs": inputs})
-    return PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("4xv100"))
+    return problem_of(ops, "4xv100")
 
 
 @pytest.mark.slow

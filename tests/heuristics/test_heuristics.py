@@ -10,6 +10,7 @@ from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from tests.cases import forks, problem_of
 from tests.toys import toy_cluster, two_cliques, work
 
 MB = 1_000_000
@@ -45,16 +46,6 @@ def random_cluster(rng: np.random.Generator, devices: int) -> Cluster:
     shape = (devices, devices)
     transfers, link = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress")][rng.integers(3)]
     return Cluster("random", tuple(parts), rng.uniform(1e3, 3e4, shape), rng.uniform(0, 20, shape), transfers, link)
-
-
-def forks(chains: int, length: int, cluster: str) -> PlacementProblem:
-    """Independent chains, 1,000 us per op, 1 MB between ops: the optimum has them apart."""
-    ops = [
-        {"name": f"c{c}:{i}", "time_us": {"*": 1000.0}, "outputs": [MB], "inputs": [[f"c{c}:{i - 1}", 0]] if i else []}
-        for i in range(length)
-        for c in range(chains)
-    ]
-    return PlacementProblem(ComputationGraph.from_ops("forks", ops), load_cluster(cluster))
 
 
 def check(problem: PlacementProblem, name: str, **budget: float) -> None:
@@ -129,7 +120,7 @@ def test_two_cliques_with_a_cheap_edge_are_cut_there(name: str) -> None:
 
 def test_fast_device_is_used_by_single_and_fastest() -> None:
     ops = [{"name": name, **work(9.0)} for name in "ab"]
-    problem = PlacementProblem(ComputationGraph.from_ops("two", ops), toy_cluster(speeds=(1.0, 2.0)))
+    problem = problem_of(ops, toy_cluster(speeds=(1.0, 2.0)))
     assert HEURISTICS["single"](problem).placement.tolist() == [1, 1]
     assert HEURISTICS["fastest"](problem).placement.tolist() == [1, 1]
 

@@ -15,10 +15,11 @@ from placeto.heuristics.throughput.ideals import all_ideals, some_ideals
 from placeto.heuristics.throughput.stream import Stream, stream_of
 from placeto.placers import resolve_graph
 from placeto.placing import PlacingError
-from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.cases import problem_of
 from tests.toys import alike, linked
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -177,7 +178,7 @@ def test_ideals_are_closed_and_those_of_an_order_are_among_them() -> None:
 
 def test_a_graph_of_too_many_ideals_is_split_by_groups() -> None:
     ops = [{"name": f"o{i}", "type": "op", "outputs": [1], "inputs": [], "time_us": {"*": 1.0}} for i in range(24)]
-    problem = PlacementProblem(ComputationGraph.from_ops("wide", ops), cluster(4))
+    problem = problem_of(ops, cluster(4))
     assert all_ideals(stream_of(problem)) is None
     assert contiguous(problem).greatest_us == pytest.approx(6.0)
 
@@ -197,13 +198,6 @@ def test_what_cannot_be_is_refused() -> None:
         ContiguousSplits(stream, stream.cost_at(slowest=True), some_ideals(stream, 1, 0)).best(until=0.0)
     with pytest.raises(PlacingError, match="objective"):
         place(graph(0, 7), cluster="2xv100", objective="latency")  # type: ignore[arg-type]
-
-
-def test_place_takes_the_objective() -> None:
-    made, machine = graph(0, 7), load_cluster("2xv100")
-    results = [place(made, cluster=machine, objective="throughput", placer=name) for name in ("contiguous", "free")]
-    assert [result.placer for result in results] == ["contiguous", "free"]
-    assert results[1].greatest_us <= results[0].greatest_us  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the published graphs lie beside the project")

@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.subproblem import on_devices
@@ -15,6 +13,7 @@ from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import PlacementError, simulate
+from tests.cases import problem_of
 from tests.toys import toy_cluster
 
 GB = 1_000_000_000
@@ -28,7 +27,7 @@ def two_chains(param_bytes: int = 0) -> PlacementProblem:
         for c in "ab"
         for i in range(3)
     ]
-    return PlacementProblem(ComputationGraph.from_ops("chains", ops), load_cluster("2xp100"))
+    return problem_of(ops, "2xp100")
 
 
 ONE, APART = np.zeros(6, np.int64), np.array([0, 0, 0, 1, 1, 1])
@@ -103,13 +102,6 @@ def test_without_budget_the_best_single_device_is_the_result() -> None:
     assert result.makespan_us == problem.single_device_us
     assert result.simulations == 0
     assert result.history == ()
-
-
-def test_seconds_run_out() -> None:
-    judge = evaluator(two_chains(), seconds=0.0)
-    assert judge.exhausted
-    assert judge.score(ONE) == math.inf
-    assert not evaluator(two_chains(), seconds=60.0).exhausted
 
 
 def test_best_groups_only_takes_placements_that_keep_groups_together() -> None:

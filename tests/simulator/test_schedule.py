@@ -17,6 +17,7 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule
 from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
 from placeto.simulator.slack import fill_slack
+from tests.cases import problem_of
 from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack
 from tests.toys import alike, linked
 
@@ -150,7 +151,7 @@ def test_at_equal_times(
     ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in producers]
     devices = [Device(name, "x", 1.0, 1.0, 10**9) for name in names]
     cluster = linked(devices, 1000.0, transfers=transfers, link=link, dispatch="fifo")
-    problem, last = PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster), len(names) - 1
+    problem, last = problem_of(ops, cluster), len(names) - 1
     arrive = 10.0 + size / 1000.0
     assert simulate(problem, np.array([0, 1, last, last])).start_us.tolist() == [0.0, 0.0, arrive + 1.0, arrive]
 
@@ -221,16 +222,6 @@ def test_batch_does_not_depend_on_threads() -> None:
     assert digest.decode().strip() == own.hexdigest()
 
 
-def test_few_rows_are_simulated_as_many_are() -> None:
-    """By one thread, to the bit."""
-    batch, index, placements = _batch(np.random.default_rng(6), 20)
-    many = simulate_batch(batch, index, placements)
-    for first in range(0, 20, 2):
-        rows = slice(first, first + 2)
-        few = simulate_batch(batch, index[rows], placements[rows])
-        np.testing.assert_array_equal(few, [array[rows] for array in many])
-
-
 @pytest.mark.parametrize("rows", [2, 4])
 def test_nothing_is_compiled_twice(rows: int) -> None:
     """Arrays that are read-only, or have been, and whole numbers would each be another type to numba."""
@@ -265,14 +256,6 @@ def test_batch_cutoff() -> None:
     np.testing.assert_array_equal(cut_overflows, np.where(makespans <= cutoff, overflows, np.inf))
 
 
-def test_schedule_keeps_its_own_placement() -> None:
-    problem, placement = random_problem(np.random.default_rng(0), "unicast", "egress")
-    schedule = simulate(problem, placement)
-    before = schedule.placement.copy()
-    placement[:] = 0
-    np.testing.assert_array_equal(schedule.placement, before)
-
-
 def test_bad_placements_are_refused_in_one_sentence() -> None:
     graph = ComputationGraph.from_ops("g", [{"name": "a"}, {"name": "b"}])
     problem = PlacementProblem(graph, load_cluster("2xk80"))
@@ -298,5 +281,5 @@ def test_bad_placements_are_refused_in_one_sentence() -> None:
 def test_launching_counts_as_busy() -> None:
     """Ops of no time are not launched."""
     ops = [{"name": name, "time_us": {"*": us}} for name, us in (("a", 30.0), ("b", 10.0), ("c", 0.0))]
-    problem = PlacementProblem(ComputationGraph.from_ops("three", ops), load_cluster("4xv100"))
+    problem = problem_of(ops, "4xv100")
     assert simulate(problem, np.array([0, 0, 2])).busy_us.tolist() == [50.0, 0.0, 0.0, 0.0]

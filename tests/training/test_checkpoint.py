@@ -15,7 +15,6 @@ from placeto.policies import POLICIES
 from placeto.training.checkpoint import (
     CheckpointError,
     capture_random,
-    checkpoint_path,
     load_checkpoint,
     restore_random,
     save_checkpoint,
@@ -28,16 +27,11 @@ STATE = {"placer": "placeto", "parameters": {"weight": WEIGHT}, "iteration": 7, 
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    save_checkpoint(STATE, tmp_path / "checkpoint.pt")
-    for path in (tmp_path / "checkpoint.pt", tmp_path):  # the file, or the run's directory
+    save_checkpoint(STATE, tmp_path / "runs" / "a" / "checkpoint.pt")  # in a folder that isn't there yet
+    for path in (tmp_path / "runs" / "a" / "checkpoint.pt", tmp_path / "runs" / "a"):  # the file, or the folder
         state = load_checkpoint(path)
         assert torch.equal(state["parameters"]["weight"], WEIGHT)
         assert (state["placer"], state["iteration"], state["losses"]) == ("placeto", 7, [0.5])
-
-
-def test_directory_of_the_run_is_made(tmp_path: Path) -> None:
-    save_checkpoint(STATE, tmp_path / "runs" / "a" / "checkpoint.pt")
-    assert load_checkpoint(tmp_path / "runs" / "a")["iteration"] == 7
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
@@ -75,11 +69,6 @@ def test_missing_files_say_what_to_give(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no such file"):
         load_checkpoint(tmp_path / "nothing.pt")
-
-
-def test_path_of_a_run(tmp_path: Path) -> None:
-    assert checkpoint_path(tmp_path) == tmp_path / "checkpoint.pt"
-    assert checkpoint_path(tmp_path / "other.pt") == tmp_path / "other.pt"
 
 
 @pytest.mark.parametrize("bits", ["PCG64", "MT19937", "Philox", "SFC64"])
