@@ -42,16 +42,6 @@ class Counted:
         return a_graph()
 
 
-def test_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache.directory() == tmp_path / "cache"
-    monkeypatch.setenv("PLACETO_CACHE", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.directory() == tmp_path / "placeto"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache.directory() == tmp_path / "home" / ".cache" / "placeto"
-
-
 def test_a_graph_is_captured_once(folder: Path) -> None:
     capture = Counted()
     path = cache.location("graphs.rnnlm", "one")
@@ -248,12 +238,6 @@ def test_unknown_graphs_are_refused() -> None:
             call("dev", 0)
 
 
-def test_quick_captures_show_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    family = tiny_family()
-    capture_with_progress(family.build("train", 0), "quick")
-    assert capsys.readouterr().err == ""
-
-
 def test_long_captures_show_how_far_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,10 +253,3 @@ def test_long_captures_show_how_far_they_are(
     assert any(30 <= share <= 35 for share in shares)
     assert sum(35 < share < 90 for share in shares) > 20
     assert lines[-1] == f"capturing long: 100 % {graph.num_ops:,} ops"
-
-
-def test_progress_leaves_the_module_and_the_graph_alone() -> None:
-    family = tiny_family()
-    step = family.build("train", 0)
-    assert capture_with_progress(step, "tiny:train:0").hash == family.capture("train", 0).hash
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in step.module.modules())

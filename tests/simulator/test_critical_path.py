@@ -38,20 +38,13 @@ def test_waiting_for_a_busy_device_and_a_busy_link() -> None:
     }  # fmt: skip
 
 
-def test_overheads_are_launches() -> None:
-    ops = [{"name": name, "time_us": {"*": 5.0}} for name in "ab"]
+def test_on_one_device_ops_wait_for_launches_and_for_their_inputs() -> None:
+    ops = [{"name": name, "outputs": [1], "time_us": {"*": 5.0}} for name in "ab"]
     cluster = load_cluster("2xv100")
     path = critical_path(simulate(problem_of(ops, cluster), np.zeros(2, int)))
     assert path.time_us["launch"] == pytest.approx(2 * cluster.devices[0].overhead_us)
-
-
-def test_an_op_after_its_input_on_one_device_waits_for_the_input() -> None:
-    ops = [
-        {"name": "a", "outputs": [1], "time_us": {"*": 5.0}},
-        {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 5.0}},
-    ]
-    problem = problem_of(ops, "2xv100")
-    path = critical_path(simulate(problem, np.zeros(2, int)))
+    ops[1]["inputs"] = [["a", 0]]
+    path = critical_path(simulate(problem_of(ops, cluster), np.zeros(2, int)))
     assert path.needed.tolist() == [True, True]
     assert path.took_us.tolist() == [5.0, 5.0]
     assert path.time_us["device"] == 0.0

@@ -32,24 +32,13 @@ def test_a_step_of_four_replicas() -> None:
     assert step.gain(1350.0) == (2.0, 3.6)
 
 
-def test_latency_counts_in_every_round() -> None:
+def test_what_changes_a_step() -> None:
+    """Latency counts in every round, the slowest device decides; inference and one device send nothing."""
     slow = on(two_ops(), latency_us=np.full((4, 4), 7.0))
     assert data_parallel(slow).all_reduce_us == 1200.0 + 6 * 7.0
-
-
-def test_inference_and_one_device_send_nothing() -> None:
-    assert data_parallel(two_ops("inference")).most_us == 1500.0
-    assert data_parallel(two_ops(devices=1)).most_us == 1500.0
-
-
-def test_it_fits_only_where_each_device_holds_a_replica() -> None:
-    assert data_parallel(two_ops(memory=3240)).fits
-    assert not data_parallel(two_ops(memory=3239)).fits
-
-
-def test_the_slowest_device_decides() -> None:
-    problem = PlacementProblem(two_ops().graph, toy_cluster(speeds=(1.0, 0.5)))
-    assert data_parallel(problem).replica_us == 3000.0
+    assert data_parallel(two_ops("inference")).most_us == data_parallel(two_ops(devices=1)).most_us == 1500.0
+    assert [data_parallel(two_ops(memory=memory)).fits for memory in (3239, 3240)] == [False, True]
+    assert data_parallel(PlacementProblem(two_ops().graph, toy_cluster(speeds=(1.0, 0.5)))).replica_us == 3000.0
 
 
 def test_the_ring_goes_around_slow_links() -> None:

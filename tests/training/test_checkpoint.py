@@ -55,20 +55,17 @@ def test_files_that_are_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_other_torch_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_and_missing_ones_are_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=r'"format" must be "placeto.checkpoint/1"'):
-        load_checkpoint(tmp_path / "weights.pt")
     torch.save({"format": "placeto.checkpoint/1", "code": Path("x")}, tmp_path / "object.pt")
-    with pytest.raises(CheckpointError, match="not a checkpoint"):  # no arbitrary object is ever unpickled
-        load_checkpoint(tmp_path / "object.pt")
-
-
-def test_missing_files_say_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no checkpoint\.pt; give a checkpoint, or the --out directory"):
-        load_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no such file"):
-        load_checkpoint(tmp_path / "nothing.pt")
+    for name, says in (
+        ("weights.pt", '"format" must be "placeto.checkpoint/1"'),
+        ("object.pt", "not a checkpoint"),  # no arbitrary object is ever unpickled
+        ("", r"has no checkpoint\.pt; give a checkpoint, or the --out directory"),
+        ("nothing.pt", "no such file"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            load_checkpoint(tmp_path / name)
 
 
 @pytest.mark.parametrize("bits", ["PCG64", "MT19937", "Philox", "SFC64"])

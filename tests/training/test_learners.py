@@ -6,7 +6,6 @@ import torch
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.mdp import reset
-from placeto.placers import LEARNED
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.inputs import make_input
@@ -22,8 +21,7 @@ from placeto.training.config import (
     TrainConfig,
     default_config,
 )
-from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import Run, prepare, set_learning_rate
+from placeto.training.learners.base import Run, set_learning_rate
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
 from placeto.training.learners.replay import Replay, labelled_states
@@ -33,13 +31,7 @@ from placeto.training.rollout import rollout
 from placeto.training.trainer import pretrained_config, train
 from placeto.training.updates import policy_update
 from tests.cases import toy_problem
-from tests.toys import fork_of_chains
 from tests.training.test_trainer import config, problems, same
-
-
-def test_every_kind_of_policy_has_a_learner():
-    assert {entry.kind for entry in POLICIES.values()} == set(LEARNERS)
-    assert set(POLICIES) == set(LEARNED)
 
 
 def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
@@ -133,12 +125,6 @@ def test_placements_that_fail_get_the_failing_signal_then_teach_nothing():
         other = advantages_of(relative, replace(config, baseline=baseline), [0], {}, fits, fits).advantage
         assert other[0, 0] > 0.0 == other[0, 2]
         assert not advantages_of(relative, replace(config, baseline=baseline), [0], {}, none, none).advantage.any()
-
-
-def test_rate_and_bonus_stay_where_they_are_not_to_fall(tmp_path):
-    for falling, left in ((True, 0.25), (False, 1.0)):
-        learner = OneShotLearner(Run(one_shot(tmp_path, falling=falling), problems(2), problems(1, 10)))
-        assert learner.iterate(learner.initial_state(), 0.75)["train/learning_rate"] == left * 1e-3
 
 
 @pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp", "mlp"])
@@ -245,15 +231,6 @@ def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero
     assert learning_rate(LearningConfig(supervised_lr=1.0), 0.5) == pytest.approx(0.55), "one stage unless asked"
     optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     assert set_learning_rate(optimizer, 0.3) == optimizer.param_groups[0]["lr"] == 0.3
-
-
-def test_problems_are_prepared_in_order_and_reported():
-    notes = []
-    prepared = prepare(
-        {"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, lambda *note: notes.append(note)
-    )
-    assert prepared == [2, 4]
-    assert notes == [(0.0, "preparing graph 1 of 2: a"), (0.0, "preparing graph 2 of 2: b")]
 
 
 def test_parts_and_annealed_placements_of_a_family():

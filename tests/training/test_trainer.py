@@ -18,11 +18,10 @@ from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.signals import Interruption
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
+from placeto.training.config import ConfigError, LearningConfig, TrainConfig, default_config
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
-from placeto.training.validation import validate
 from tests.cases import toy_problem
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
@@ -237,19 +236,6 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     assert same(checkpoint["best_parameters"], checkpoint["average"])
 
 
-def test_time_that_is_up_while_a_run_is_validated(tmp_path, monkeypatch):
-    """One more iteration, which is supervised as all others, is the last one."""
-
-    def slowly(*arguments):
-        time.sleep(1.3)
-        return validate(*arguments)
-
-    monkeypatch.setattr("placeto.training.trainer.validate", slowly)
-    learning = replace(QUICK, reinforcement=0.0)
-    run = config(tmp_path, iterations=None, minutes=0.02, validate_every=1, learning=learning)
-    assert np.isfinite(train(run, problems(2), problems(1, 10))["loss/supervised"])
-
-
 def test_minutes_count_from_the_first_iteration_on(tmp_path):
     """Graphs that take long to prepare leave training all of its minutes, and say which one it is."""
     notes = []
@@ -299,6 +285,7 @@ def test_improvements_on_training_graphs_are_remembered(tmp_path):
         ({"learning": {"lr": float("nan")}}, r"learning\.lr must be finite, not nan"),
         ({"learning": {"lr": 1e30}}, r"learning\.lr must be at most 1, not"),
         ({"learning": {"lr": -1.0}}, r"learning\.lr must be at least 0, not"),
+        ({"iterations": 0}, "iterations must be at least 1, not 0"),
         ({"seed": 10**26}, r"seed must be below 2\^63, not 10000"),
         ({"out": ""}, "out is empty: give the directory of the run"),
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
@@ -310,29 +297,6 @@ def test_settings_out_of_range_are_refused(changes, says, tmp_path):
     learning = replace(QUICK, **changes.get("learning", {}))
     with pytest.raises(ConfigError, match=says):
         train(replace(config(tmp_path), **changes | {"learning": learning}), problems(2), problems(1, 10))
-
-
-def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
-    paper = default_config("placeto-paper", str(tmp_path))
-    with pytest.raises(ConfigError, match="device must be cpu for placeto-paper, whose network is too narrow"):
-        train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.episodes must be at least 1, not 0"):
-        train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))
-
-
-@pytest.mark.slow
-def test_numba_does_not_give_torch_its_threads(tmp_path):
-    """In a fresh process the first parallel kernel would set torch's threads, and sums would differ in the last bit."""
-    script = textwrap.dedent(
-        f"""
-        import torch
-        from tests.training.test_trainer import config, problems
-        from placeto.training.trainer import train
-        train(config({str(tmp_path)!r}, iterations=1), problems(2), problems(1, 10))
-        assert torch.get_num_threads() == 1, torch.get_num_threads()
-        """
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
 def test_same_seed_same_run(tmp_path):
