@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from placeto.problem.cluster import Cluster, load_cluster
+import numpy as np
+
+from placeto.problem.cluster import DISPATCHES, Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from tests.toys import random_graph, toy_cluster
+from tests.toys import random_graph, toy_cluster, work
 
 MB = 1_000_000
 
@@ -66,3 +68,47 @@ def hourglass(depth: int, size: int) -> ComputationGraph:
         inputs = [[f"down{i}", 0]] + ([[f"up{i + 1}", 0]] if i < depth - 1 else [])
         ops.append({"name": f"up{i}", "flops": 10.0, "outputs": [1], "inputs": inputs})
     return ComputationGraph.from_ops("hourglass", ops)
+
+
+MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("unicast", "free")]
+
+
+def uneven_graph(rng: np.random.Generator, ops: int, colocated: float = 0.2) -> ComputationGraph:
+    """Ops of few different times, some of them free, some to be together, with several outputs and perhaps modules."""
+    modular, records = rng.random() < 0.5, []
+    for i in range(ops):
+        parents = rng.choice(i, size=min(i, int(rng.integers(0, 4))), replace=False) if i else []
+        us = float(rng.integers(0, 5)) * 10.0
+        record = {"name": f"op{i}", "time_us": {"*": us, **work(us)["time_us"]}, "param_bytes": int(rng.integers(30))}
+        record["outputs"] = [int(rng.integers(40)), int(rng.integers(40))]
+        record["inputs"] = [[f"op{p}", int(rng.integers(2))] for p in parents]
+        if rng.random() < colocated:
+            record["colocation"] = str(rng.integers(ops))
+        if modular:
+            record["module"] = f"m{rng.integers(2)}.{rng.integers(3)}"
+        records.append(record)
+    return ComputationGraph.from_ops("uneven", records)
+
+
+def uneven_cluster(rng: np.random.Generator, devices: int, memory: int = 10**6) -> Cluster:
+    """Unequal speeds, overheads and links, in any mode, or all alike."""
+    equal = rng.random() < 0.3
+    speeds = (1.0,) * devices if equal else tuple(rng.choice([0.5, 1.0, 2.0], devices).tolist())
+    base = toy_cluster(devices, speeds, memory)
+    shape, (transfers, link) = (devices, devices), MODES[rng.integers(len(MODES))]
+    return replace(
+        base,
+        devices=tuple(replace(device, overhead_us=float(rng.choice([0.0, 3.0]))) for device in base.devices),
+        bandwidth=np.ones(shape) if equal else rng.choice([0.5, 1.0, 4.0], shape),
+        latency_us=np.zeros(shape) if equal else rng.choice([0.0, 5.0], shape),
+        link_gap_us=float(rng.choice([0.0, 2.0])),
+        transfers=transfers,
+        link=link,
+        dispatch=str(rng.choice(DISPATCHES)),
+    )
+
+
+def uneven_problem(rng: np.random.Generator, ops: int, devices: int, colocated: float = 0.2) -> PlacementProblem:
+    """Of such ops and devices, with memory for all of them, or hardly."""
+    graph = uneven_graph(rng, ops, colocated)
+    return PlacementProblem(graph, uneven_cluster(rng, devices, int(rng.choice([50 * ops, 80 * ops, 10**6]))))

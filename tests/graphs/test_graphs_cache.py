@@ -1,7 +1,6 @@
 """Graphs captured on demand: the cache on disk, and the progress bar."""
 
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -160,32 +159,6 @@ def test_changed_source_is_captured_again(line: str, tmp_path: Path, monkeypatch
     assert cache.location("somebodys.model", "a") != before
     for name in ("somebodys", "somebodys.model", "somebodys.layers"):
         del sys.modules[name]
-
-
-def test_two_processes_at_once(folder: Path) -> None:
-    code = """
-import sys, time
-from graphs import cache
-from placeto.problem.graph import ComputationGraph
-def capture():
-    print("captured", flush=True)
-    sys.stdin.readline()  # until the other one captures, too
-    return ComputationGraph.from_ops("g", [{"name": f"op{i}", "outputs": [i]} for i in range(2000)])
-print(cache.cached(cache.location("graphs.cache", "x"), capture).hash)
-"""
-    run = [sys.executable, "-c", code]
-    processes = [
-        subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-        for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "captured\n"
-    hashes = {process.communicate("go\n")[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
-    assert len(hashes) == 1
-    (path,) = folder.iterdir()
-    assert cache.cached(path, Counted()).hash + "\n" in hashes
 
 
 def tiny_family() -> ModelFamily:

@@ -30,8 +30,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
-from tests.cases import forks, problem_of
-from tests.heuristics.test_heuristics import random_cluster, random_graph
+from tests.cases import forks, problem_of, toy_problem, uneven_cluster, uneven_graph, uneven_problem
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
@@ -54,7 +53,7 @@ def test_delta_estimates_rank_moves_like_the_simulator() -> None:
     correlations = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 60), random_cluster(rng, 3))
+        problem = PlacementProblem(uneven_graph(rng, 60), uneven_cluster(rng, 3))
         groups, devices = group_ops(problem).num_groups, problem.num_devices
         device = rng.integers(devices, size=groups)
         batch = InstanceBatch.of([make_instance(problem)])
@@ -96,7 +95,7 @@ def test_a_descent_simulates_no_placement_twice() -> None:
 def test_state_agrees_with_the_simulator_after_any_search() -> None:
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 30), random_cluster(rng, 3))
+        problem = uneven_problem(rng, 30, 3)
         groups = group_ops(problem)
         evaluator = Evaluator(problem, groups, simulations=300)
         search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), MIX, rng)
@@ -142,7 +141,7 @@ def test_searches_use_their_budget_and_improve(name: str) -> None:
 
 
 def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() -> None:
-    problem = PlacementProblem(random_graph(np.random.default_rng(7), 500), load_cluster("4xv100"), ROOFLINE)
+    problem = toy_problem(7, 500, 4)
     groups = group_ops(problem)
     ends = {}
     for budget in (500, 8000):
@@ -171,7 +170,7 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
     """With a memo so small that proposals of a batch wait for each other, and rejections that are all known."""
     for seed, memo in ((0, 1 << 16), (1, 16), (2, 1)):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 40), random_cluster(rng, 3))
+        problem = uneven_problem(rng, 40, 3)
         monkeypatch.setattr(local_search, "MEMO", memo)
         monkeypatch.setattr(local_search, "KNOWN", 20)
         for method in ("anneal", "hillclimb", "ils"):

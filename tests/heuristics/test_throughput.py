@@ -18,7 +18,6 @@ from placeto.placing import PlacingError
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.toys import alike, linked
 
@@ -109,35 +108,6 @@ def test_forward_and_backward_ops_sit_together() -> None:
     last = names.index("b5")  # by itself, it comes after those that it feeds
     fed = {int(stream.unit[op]) for op in made.edge_dst[made.edge_src == last]}
     assert {first for first, then in stream.before.tolist() if then == stream.unit[last]} == fed
-
-
-def test_a_simulated_stream_is_no_slower_than_the_greatest_load() -> None:
-    problem = PROBLEMS["alike"]
-    made, result = problem.graph, contiguous(problem)
-    taken = {}
-    for count in (6, 30):
-        records = [
-            {
-                "name": f"{name}@{batch}",
-                "type": "op",
-                "micro_batch": batch,
-                "outputs": made.output_bytes[made.output_ptr[op] : made.output_ptr[op + 1]].tolist(),
-                "inputs": [
-                    [f"{made.op_names[src]}@{batch}", output]
-                    for src, dst, output in zip(made.edge_src, made.edge_dst, made.edge_output.tolist(), strict=True)
-                    if dst == op
-                ],
-                "time_us": {"*": float(problem.op_time[op, 0])},
-            }
-            for batch in range(count)
-            for op, name in enumerate(made.op_names)
-        ]
-        stream = PlacementProblem(
-            ComputationGraph.from_ops("stream", records, "inference"), problem.cluster, dispatch="1f1b"
-        )
-        taken[count] = simulate(stream, np.tile(result.placement, count)).makespan_us
-    work_us = max(problem.busy_us[result.placement == device, 0].sum() for device in range(3))
-    assert work_us <= (taken[30] - taken[6]) / 24 + 1e-9 <= result.greatest_us + 1e-6
 
 
 def test_where_links_differ_the_bound_is_that_of_the_fastest() -> None:

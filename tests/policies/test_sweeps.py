@@ -4,8 +4,6 @@ from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
-from placeto.policies.coarsening import Coarsening
-from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.simulator.evaluator import Evaluator
 from tests.cases import toy_problem
@@ -81,34 +79,6 @@ def test_a_sweep_ends_once_nothing_better_is_found():
         scores = [Evaluator(problem).score(placement) for placement in evaluator.asked]
         assert evaluator.best_score == min(scores) < scores[0]
         assert len(scores) - 1 - int(np.argmin(scores)) == patience
-
-
-def test_the_policys_best_move_of_any_level_is_tried_first():
-    """An oracle of all levels: what is tried first is the best of all moves of groups and clusters."""
-    problem = toy_problem(1, 90, 3)
-    instance = make_instance(problem)
-    groups = instance.groups.num_groups
-    start = np.random.default_rng(0).integers(3, size=groups)
-    coarsening, evaluator = Coarsening(problem, instance.groups), Watched(problem, instance.groups, 2)
-    before = evaluator.score(start)
-
-    class OfAllLevels:
-        def __call__(self, node, pair, arcs, edge, current, asked):
-            of = next(rows for rows in views if rows.max() + 1 == len(current))
-            logits = np.zeros(asked.shape, np.float32)
-            for cluster, device in np.argwhere(asked):
-                logits[cluster, device] = -values[tuple(np.where(of == cluster, device, start))]
-            return logits
-
-    counts = [max(4, round(share * groups)) for share in GuidedConfig().scales[1:]]
-    views = [np.arange(groups), *coarsening.joined(start, counts)]
-    moves = [(of, c, d) for of in views for c in range(of.max() + 1) for d in range(3)]
-    rows = [tuple(np.where(of == c, d, start)) for of, c, d in moves]
-    values = {row: Evaluator(problem).score(np.array(row)) for row in rows}
-    GuidedPlacer(OfAllLevels(), EnvConfig()).sweeper.sweep(instance, evaluator)
-    best = min(value for row, value in values.items() if row != tuple(start))
-    assert best < before
-    assert values[tuple(evaluator.asked[1])] == best
 
 
 def test_a_fixed_traversal_asks_for_each_group_once_and_may_leave_it_where_it_is():

@@ -292,28 +292,6 @@ def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
     assert same(one["replay"], other["replay"])
 
 
-def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
-    problems = {f"r{s}": toy_problem(s, 40, 2) for s in range(3)}
-    learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=2, labels=4, annealed=1.0)
-    learner = IterativeLearner(Run(TrainConfig(str(tmp_path), learning=learning), problems, problems))
-    state = learner.initial_state()
-    index, placement, visited = learner._choose_annealed(state, 2)
-    groups = learner.family.batch.num_groups[index]
-    assert len(index) == 4
-    assert len(set(index.tolist())) == 2
-    assert not any(row[count:].any() for row, count in zip(visited, groups, strict=True))
-    assert all(row[:count].sum() < count for row, count in zip(visited, groups, strict=True))
-    known = [{row.tobytes() for row in learner.family.annealed[i]} for i in index]
-    width = [learner.family.annealed[i].shape[1] for i in index]
-    assert any(row[:w].tobytes() in of for row, w, of in zip(placement, width, known, strict=True))
-    before = state.simulations
-    numbers = learner.iterate(state, 0.0)
-    assert numbers["loss/supervised"] > 0.0
-    assert state.simulations - before == 4 * (1 + 2 * (1 + 4))
-    fresh = [not row.any() for _ in range(100) for row in learner._choose_annealed(state, 2)[2]]
-    assert 0.5 < np.mean(fresh) < 0.8  # the others have some groups marked as visited
-
-
 def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
     config = remembering(tmp_path / "whole")
     config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
