@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.episodes import Episodes, EpisodesError, Sizes
+from placeto.environment.episodes import Episodes, Sizes
 from placeto.environment.rewards import find_reward
 from tests.cases import toy_problem
 from tests.toys import fork_of_chains
@@ -60,13 +60,6 @@ def test_where_a_move_is_illegal_nothing_changes_and_the_others_move() -> None:
         for row in (0, 2):
             assert np.array_equal(getattr(after, name)[row], getattr(alone.going, name)[row]), name
     assert all(np.array_equal(episodes.observation()[name][1], seen[name][1]) for name in seen)
-
-
-def test_actions_out_of_range_are_refused() -> None:
-    episodes = three()
-    for actions in ([0, 0, -1], [0, 0, episodes.actions], [0, 0]):
-        with pytest.raises(EpisodesError, match=f"3 actions from 0 to {episodes.actions - 1} are needed"):
-            episodes.move(np.array(actions))
 
 
 def test_what_isnt_there_is_padding() -> None:

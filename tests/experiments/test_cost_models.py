@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.cost_models import BOARDS, Step, groups_of, left_out, over_constant, predict, summary
+from experiments.cost_models import BOARDS, Step, left_out, over_constant, predict, summary
 from experiments.published_models import MODELS, training_step
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
@@ -41,13 +41,6 @@ def test_a_step_is_its_ops_and_the_overheads_behind_them() -> None:
 def test_summary_in_closed_form() -> None:
     ratios = np.array([0.5, 1.0, 1.1, 4.0])
     assert summary(ratios, np.array([6.0, 8.0, 10.0, 12.0])) == ["30.0%", "1.05", "4.00", "1.000"]
-
-
-def test_groups_of_few_steps_are_left_out() -> None:
-    assert set(groups_of(steps(10))) == {"all", "V100 SXM2", "P100", "fp32", "conv", "here"} | {
-        f"{board}, {rest}" for board in ("V100 SXM2", "P100") for rest in ("conv", "fp32")
-    }
-    assert set(groups_of(steps(6))) == {"all", "fp32", "conv", "here"}
 
 
 def test_a_constant_is_fitted_to_the_other_steps() -> None:

@@ -7,7 +7,6 @@ from experiments.generalisation import (
     Comparison,
     GeneralisationConfig,
     Graphs,
-    external_table,
     gains,
     main,
     training_runs,
@@ -64,17 +63,3 @@ def test_one_command_makes_tables_and_picture(
     assert len(rows) == 2 * (2 + 1 + 1)
     cheap = {(row["graph"], row["cluster"]): row["makespan_us"] for row in rows if row["placer"] == CHEAP}
     assert all(row["makespan_us"] <= cheap[row["graph"], row["cluster"]] for row in rows)
-
-
-def test_external_graphs_stand_beside_their_best_heuristic_that_fits() -> None:
-    relative = {"metis": 0.9, "etf": 0.8, "heft": 0.7, "expert": 1.2, "single": 1.0, "x": 0.5, "y": 0.4}
-    rows = [
-        {"graph": graph, "cluster": "c", "placer": placer, "relative": value, "fits": fits}
-        for graph, too_large in (("g", ("heft", "y")), ("h", tuple(relative)))
-        for placer, value in relative.items()
-        for fits in [placer not in too_large]
-    ]
-    head, _, line, other = external_table(rows)
-    assert head[2:] == ["best of metis, etf, heft, expert, single", "x", "y"]
-    assert line == ["g", "c", "0.8000", "0.5000", "doesn't fit"]
-    assert other == ["h", "c", *["doesn't fit"] * 3]

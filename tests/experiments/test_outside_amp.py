@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.outside_amp import (
-    OutsideAmp,
-    exchange_us,
-    machines,
-    read_strategies,
-    simulate_all,
-)
+from experiments.outside_amp import OutsideAmp, exchange_us, machines, read_strategies, simulate_all
 from placeto.simulator.data_parallel import best_ring
 from tests.cases import problem_of
 

@@ -6,15 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.outside_ratios import (
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    data_parallel,
-    equal_stages,
-    machines,
-    parts_us,
-)
+from experiments.outside_ratios import EMBEDDING, HEAD, LAYER, data_parallel, equal_stages, machines, parts_us
 from graphs.llama import Size
 from placeto.problem.cluster.devices import H100
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.peers import critical_path, cut_schedule, equal_devices, random_tasks
+from experiments.peers import critical_path, cut_schedule, equal_devices
 from placeto.formats.stg import load
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -20,16 +20,6 @@ def test_critical_path_takes_the_long_chain_first_and_splits_the_fork() -> None:
     ops = [op | {"inputs": [[f"op{i - 1}", 0]] if i else []} for i, op in enumerate(ops)]
     problem = problem_of(ops, equal_devices(2), mode="inference")
     assert critical_path(problem, 1, 0) == 30.0
-
-
-def test_random_tasks_are_as_the_set_describes_them(tmp_path: Path) -> None:
-    path = tmp_path / "random.stg"
-    path.write_text("\n".join(random_tasks(np.random.default_rng(0), 100, 10)))
-    graph = load(path)
-    assert graph.num_ops == 100
-    assert graph.num_edges == pytest.approx(0.1 * 100 * 99 / 2, rel=0.15)
-    assert set(graph.time_us["*"]) <= set(range(1, 21))
-    assert graph.output_bytes.mean() == pytest.approx(10, abs=1)
 
 
 @pytest.mark.parametrize("sent", [0, 10])

@@ -3,14 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.recipes import (
-    BANDWIDTH,
-    DEVICES,
-    SPEED,
-    Recipe,
-    random_cluster,
-    training_problems,
-)
+from experiments.recipes import BANDWIDTH, DEVICES, SPEED, Recipe, random_cluster, training_problems
 from placeto.pretrained import TRAINED_ON
 from placeto.simulator.schedule import simulate
 

@@ -4,18 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.result_pages import (
-    FIGURES,
-    PAGES,
-    RESULTS,
-    ROOT,
-    Marks,
-    PageError,
-    Pages,
-    ResultFile,
-    main,
-    render,
-)
+from experiments.result_pages import FIGURES, PAGES, RESULTS, ROOT, Marks, PageError, Pages, ResultFile, main, render
 
 TABLE = """# How fast?
 

@@ -15,12 +15,7 @@ from placeto.problem.grouping import group_ops
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import (
-    LearningConfig,
-    OneShotLearningConfig,
-    TrainConfig,
-    default_config,
-)
+from placeto.training.config import LearningConfig, OneShotLearningConfig, TrainConfig, default_config
 from placeto.training.learners.base import Run, set_learning_rate
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring

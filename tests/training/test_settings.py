@@ -8,13 +8,7 @@ import torch
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.policies.sweeps import GuidedConfig
 from placeto.ranges import Range, Share
-from placeto.training.config import (
-    LearningConfig,
-    OneShotTrainConfig,
-    TrainConfig,
-    check_config,
-    check_loaded,
-)
+from placeto.training.config import LearningConfig, OneShotTrainConfig, TrainConfig, check_config, check_loaded
 from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.settings import ConfigError, check_settings
