@@ -25,9 +25,9 @@ def problem_of(
     return PlacementProblem(ComputationGraph.from_ops("ops", ops, mode), cluster, **options)
 
 
-def toy_problem(seed: int, ops: int = 60, devices: int = 2, *options: Any) -> PlacementProblem:
+def toy_problem(seed: int, ops: int = 60, devices: int = 2, *options: Any, **named: Any) -> PlacementProblem:
     """A random graph on toy devices."""
-    return PlacementProblem(random_graph(seed, ops), toy_cluster(devices, *options))
+    return PlacementProblem(random_graph(seed, ops), toy_cluster(devices, *options, **named))
 
 
 def forks(chains: int, length: int, cluster: str) -> PlacementProblem:

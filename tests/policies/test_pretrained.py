@@ -54,7 +54,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 ops = [{"name": str(i), "time_us": {"*": 9.0}, "outputs": [9], "inputs": [[str(i - 1), 0]] if i % 5 else []}
        for i in range(40)]
-problem = problem_of(ops, "4xv100")
+problem = PlacementProblem(ComputationGraph.from_ops("chains", ops), load_cluster("4xv100"))
 assert load_placer("placeto")(problem, simulations=150).makespan_us < problem.single_device_us
 assert not {"torch", "torch_geometric"} & set(sys.modules)
 """

@@ -125,8 +125,8 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
         checkpoint = torch.load({str(uninterrupted / "checkpoint.pt")!r}, weights_only=True)
         assert checkpoint["format"] == "placeto.checkpoint/1", checkpoint["format"]
         import placeto
-        from tests.toys import random_graph, toy_cluster
-        problem = placeto.toy_problem(99, 20, 2)
+        from tests.cases import toy_problem
+        problem = toy_problem(99, 20, 2)
         result = placeto.load_placer({str(uninterrupted)!r}).one_pass(problem)
         assert result.makespan_us == placeto.simulate(problem, result.placement).makespan_us
         """

@@ -30,7 +30,7 @@ def diamond() -> PlacementProblem:
         {"name": "p", "type": "mm", "flops": 5.0, "outputs": [1], "colocation": "x"},
         {"name": "d", "type": "add", "flops": 40.0, "outputs": [1], "inputs": [["v", 0], ["c", 0]]},
     ]
-    return problem_of(ops, toy_cluster(2, speeds=(1.0, 0.5)), ROOFLINE)
+    return problem_of(ops, toy_cluster(2, speeds=(1.0, 0.5)), costs=ROOFLINE)
 
 
 def column(graph, name):
