@@ -226,3 +226,13 @@ def test_long_captures_show_how_far_they_are(
     assert any(30 <= share <= 35 for share in shares)
     assert sum(35 < share < 90 for share in shares) > 20
     assert lines[-1] == f"capturing long: 100 % {graph.num_ops:,} ops"
+
+
+def test_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache.directory() == tmp_path / "cache"
+    monkeypatch.setenv("PLACETO_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / "placeto"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.directory() == tmp_path / "home" / ".cache" / "placeto"

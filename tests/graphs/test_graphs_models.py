@@ -285,3 +285,9 @@ def test_the_way_up_reads_the_way_down_at_each_level() -> None:
     assert [tuple(output.shape[1:]) for _, output in seen] == [(4, 8, 8), (8, 4, 4), (16, 2, 2), (8, 4, 4), (4, 8, 8)]
     assert torch.equal(seen[3][0][:, :8], seen[1][1])
     assert torch.equal(seen[4][0][:, :4], seen[0][1])
+
+
+def test_micro_batches_are_equal() -> None:
+    step = TrainingStep(nn.Linear(3, 2), (torch.randn(8, 3),), (), lambda y: y.sum())
+    with pytest.raises(ValueError, match="a batch of 8 can't be cut into 3 equal micro-batches"):
+        in_micro_batches(step, 3)

@@ -121,3 +121,15 @@ def test_settings_of_the_search_travel_in_the_checkpoint():
     assert guided_placer(older, policy).search == GuidedConfig()
     config["search"] |= {"timed_scales": (0.25, 1.0), "together": 4}  # which are gone
     assert guided_placer(checkpoint, policy).search == own
+
+
+@pytest.mark.parametrize("more", [20, 10**4])
+def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch, more):
+    """They take three quarters of what the pass leaves at most."""
+    problem = toy_problem(3, 30, 3)
+    budget, left = placer.one_pass(problem).simulations + more, []
+    monkeypatch.setattr(
+        "placeto.policies.guided_search.anneal_within", lambda evaluator, _: left.append(budget - evaluator.simulations)
+    )
+    placer(problem, simulations=budget)
+    assert 0.25 * more - 3 <= left[0] < more

@@ -15,7 +15,14 @@ from placeto.problem.grouping import group_ops
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import LearningConfig, OneShotLearningConfig, TrainConfig, default_config
+from placeto.training.config import (
+    ConfigError,
+    LearningConfig,
+    OneShotLearningConfig,
+    TrainConfig,
+    check_config,
+    default_config,
+)
 from placeto.training.learners.base import Run, set_learning_rate
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
@@ -292,3 +299,40 @@ def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
     config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
     one, stopped, other = whole_stopped_and_resumed(config, tmp_path / "half")
     assert one["replay"] is stopped["replay"] is other["replay"] is None
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    base = one_shot(tmp_path)
+    cases = [
+        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay must be at most 0\.999"),
+        (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
+        (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
+        (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
+        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be at least 0\.001"),
+        (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
+    ]
+    for wrong, says in cases:
+        with pytest.raises(ConfigError, match=says):
+            check_config(wrong)
+
+
+def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
+    problems = {f"r{s}": toy_problem(s, 40, 2) for s in range(3)}
+    learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=2, labels=4, annealed=1.0)
+    learner = IterativeLearner(Run(TrainConfig(str(tmp_path), learning=learning), problems, problems))
+    state = learner.initial_state()
+    index, placement, visited = learner._choose_annealed(state, 2)
+    groups = learner.family.batch.num_groups[index]
+    assert len(index) == 4
+    assert len(set(index.tolist())) == 2
+    assert not any(row[count:].any() for row, count in zip(visited, groups, strict=True))
+    assert all(row[:count].sum() < count for row, count in zip(visited, groups, strict=True))
+    known = [{row.tobytes() for row in learner.family.annealed[i]} for i in index]
+    width = [learner.family.annealed[i].shape[1] for i in index]
+    assert any(row[:w].tobytes() in of for row, w, of in zip(placement, width, known, strict=True))
+    before = state.simulations
+    numbers = learner.iterate(state, 0.0)
+    assert numbers["loss/supervised"] > 0.0
+    assert state.simulations - before == 4 * (1 + 2 * (1 + 4))
+    fresh = [not row.any() for _ in range(100) for row in learner._choose_annealed(state, 2)[2]]
+    assert 0.5 < np.mean(fresh) < 0.8  # the others have some groups marked as visited

@@ -18,7 +18,7 @@ from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.signals import Interruption
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import ConfigError, LearningConfig, TrainConfig, default_config
+from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
@@ -329,3 +329,11 @@ def test_the_average_of_the_last_parameters_is_what_is_judged():
     assert policy.weight.item() == 7.0
     state.average_parameters(0.0)
     assert float(state.average["weight"]) == 7.0
+
+
+def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
+    paper = default_config("placeto-paper", str(tmp_path))
+    with pytest.raises(ConfigError, match="device must be cpu for placeto-paper, whose network is too narrow"):
+        train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.episodes must be at least 1, not 0"):
+        train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))
