@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.episodes import Episodes, EpisodesError, Sizes
+from placeto.environment.episodes import Episodes, Sizes
 from placeto.environment.rewards import find_reward
-from placeto.problem.problem import PlacementProblem
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 ALL = np.ones(3, bool)
 
 
 def three(reward: str = "best-so-far", sizes: Sizes | None = None) -> Episodes:
     """Of different sizes, on different numbers of devices; they have begun."""
-    problems = [PlacementProblem(random_graph(seed, 12 + 6 * seed), toy_cluster(2 + seed)) for seed in range(3)]
+    problems = [toy_problem(seed, 12 + 6 * seed, 2 + seed) for seed in range(3)]
     episodes = Episodes(problems, EnvConfig(), reward, 3, sizes)
     episodes.begin(ALL, np.arange(3))
     return episodes
@@ -60,13 +60,6 @@ def test_where_a_move_is_illegal_nothing_changes_and_the_others_move() -> None:
         for row in (0, 2):
             assert np.array_equal(getattr(after, name)[row], getattr(alone.going, name)[row]), name
     assert all(np.array_equal(episodes.observation()[name][1], seen[name][1]) for name in seen)
-
-
-def test_actions_out_of_range_are_refused() -> None:
-    episodes = three()
-    for actions in ([0, 0, -1], [0, 0, episodes.actions], [0, 0]):
-        with pytest.raises(EpisodesError, match=f"3 actions from 0 to {episodes.actions - 1} are needed"):
-            episodes.move(np.array(actions))
 
 
 def test_what_isnt_there_is_padding() -> None:

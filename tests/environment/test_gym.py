@@ -11,21 +11,22 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.episodes import EpisodesError
 from placeto.environment.gym import ID, PlacementEnv, PlacementVectorEnv, Sizes
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 IN_ORDER = EnvConfig(order="topological", tolerance=None)
 
 
 def problems() -> list[PlacementProblem]:
     """Of different sizes, on different numbers of devices."""
-    return [PlacementProblem(random_graph(seed, 12 + 6 * seed), toy_cluster(2 + seed)) for seed in range(3)]
+    return [toy_problem(seed, 12 + 6 * seed, 2 + seed) for seed in range(3)]
 
 
 def drawn(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -41,20 +42,6 @@ def test_it_keeps_gymnasiums_contract(env: EnvConfig) -> None:
         made = gymnasium.make(ID, problems=problems(), env=env)
         check_env(made.unwrapped, skip_render_check=True)
     assert made.observation_space.contains(made.reset(seed=0)[0])
-
-
-def test_gymnasium_runs_episodes_of_several_lengths_side_by_side() -> None:
-    """Two that end at the same time, of problems of different sizes."""
-    envs = SyncVectorEnv([lambda: PlacementEnv(problems(), IN_ORDER)] * 2, autoreset_mode=AutoresetMode.DISABLED)
-    envs.reset(options={"problem": 0})
-    envs.envs[1].reset(options={"problem": 1})
-    one, other = (env.unwrapped.episodes for env in envs.envs)  # type: ignore[attr-defined] # ours
-    for _ in range(int(other.horizon[0] - one.horizon[0])):
-        envs.envs[1].step(0)
-    for _ in range(int(one.horizon[0])):
-        *_, over, _, infos = envs.step(np.zeros(2, np.int64))
-    assert over.tolist() == [True, True]
-    assert [len(placement) for placement in infos["best_placement"]] == [12, 18]
 
 
 def test_an_episode_that_is_over_takes_no_further_move() -> None:
@@ -156,20 +143,12 @@ def test_what_doesnt_fit_is_refused() -> None:
     with pytest.raises(EpisodesError, match=r"reward must be improvement or .*, not 'luck'"):
         PlacementEnv(problems(), reward="luck")
     placement = PlacementEnv(problems())
-    for options, says in (
-        ({"problem": 3}, "option problem must be 1 of 0 to 2"),
-        ({"start": 1}, "unknown option 'start'"),
-        ({"problem": 0.7}, "option problem must be 1 of 0 to 2"),
-        ({"problem": "x"}, "option problem must be 1 of 0 to 2"),
-        ({"problem": 0, "placement": [2]}, "option placement must have a device"),
-        ({"problem": 0, "placement": [1]}, "option placement must have a device"),
-        ({"problem": 0, "placement": None}, "option placement must be a row of devices"),
-        ({"problem": 0, "placement": [[0, 1], [0]]}, "option placement must be a row of devices"),
-        ({"problem": 0, "placement": []}, "option placement must have a device"),
-        ({"problem": 0, "placement": [0.9] * 12}, "option placement must have a device"),
-    ):
-        with pytest.raises(EpisodesError, match=says):
+    for options in ({"start": 1}, *({"problem": wrong} for wrong in (3, 0.7, "x"))):
+        with pytest.raises(EpisodesError, match="option "):
             placement.reset(options=options)
+    for start in ([2], [1], None, [[0, 1], [0]], [], [0.9] * 12):
+        with pytest.raises(EpisodesError, match="option placement must "):
+            placement.reset(options={"problem": 0, "placement": start})
     with pytest.raises(EpisodesError, match="option placement must be a row of devices for each of 2, not"):
         PlacementVectorEnv(problems(), 2).reset(options={"placement": [0, 0, 0]})
 

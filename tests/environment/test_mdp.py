@@ -9,14 +9,14 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset, step
 from placeto.problem.grouping import expand
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 
 @pytest.fixture(scope="module")
 def batch():
-    problems = [PlacementProblem(random_graph(s, 12 + s), toy_cluster(2 + s)) for s in range(2)]
+    problems = [toy_problem(s, 12 + s, 2 + s) for s in range(2)]
     return InstanceBatch.of([make_instance(p) for p in problems])
 
 

@@ -7,12 +7,11 @@ from placeto.environment.columns import PAIR
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import SERIAL_LOOK, look, observe
 from placeto.environment.offers import ALL_OFFERED, IDLEST, NEAREST
-from placeto.problem.problem import PlacementProblem
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 def setting(devices):
-    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(2, 60), toy_cluster(devices)))])
+    batch = InstanceBatch.of([make_instance(toy_problem(2, 60, devices))])
     return batch, np.random.default_rng(0).integers(devices, size=batch.max_groups)
 
 

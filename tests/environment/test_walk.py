@@ -4,14 +4,14 @@ import pytest
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import COST, CURRENT, NUM_FEATURES, OUTPUT, START, VISITED, Walk
 from placeto.problem.grouping import expand
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 
 @pytest.fixture(scope="module")
 def walk():
-    return Walk(make_instance(PlacementProblem(random_graph(3, 30), toy_cluster(3))))
+    return Walk(make_instance(toy_problem(3, 30, 3)))
 
 
 def test_makespans_and_starts_are_those_of_the_simulator(walk):

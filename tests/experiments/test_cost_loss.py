@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.cost_loss import CostLoss, Noisy, main
+from experiments.cost_loss import Noisy
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
@@ -16,10 +16,3 @@ def test_noise_has_its_spread_and_is_an_ops_own() -> None:
     assert factors.std() == pytest.approx(0.3, rel=0.05)
     assert np.ptp(factors, axis=1).max() < 1e-9
     assert Noisy(ROOFLINE, 0.3, 1).name != Noisy(ROOFLINE, 0.3, 2).name
-
-
-def test_a_small_table(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(CostLoss((graph_file,), ("2xp100",), simulations=30, seeds=1))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "1 graphs, 1 seeds, 30 simulations each."
-    assert "| efficiency (default) | all | 0.0% | 0.0% | 0.0% |" in lines, "all times of this graph are given"

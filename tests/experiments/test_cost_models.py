@@ -1,23 +1,11 @@
 """Predicted against measured steps."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.cost_models import (
-    BOARDS,
-    GROUPS,
-    CostModels,
-    Step,
-    groups_of,
-    left_out,
-    main,
-    over_constant,
-    predict,
-    summary,
-)
+from experiments.cost_models import BOARDS, Step, left_out, over_constant, predict, summary
 from experiments.published_models import MODELS, training_step
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
@@ -55,23 +43,11 @@ def test_summary_in_closed_form() -> None:
     assert summary(ratios, np.array([6.0, 8.0, 10.0, 12.0])) == ["30.0%", "1.05", "4.00", "1.000"]
 
 
-def test_groups_of_few_steps_are_left_out() -> None:
-    assert set(groups_of(steps(10), *GROUPS)) == {"all", "V100 SXM2", "P100", "fp32", "conv", "here"} | {
-        f"{board}, {rest}" for board in ("V100 SXM2", "P100") for rest in ("conv", "fp32")
-    }
-    assert set(groups_of(steps(6), *GROUPS)) == {"all", "fp32", "conv", "here"}
-
-
 def test_a_constant_is_fitted_to_the_other_steps() -> None:
     rows = left_out([step._replace(source=str(n)) for n, step in enumerate(steps())], np.tile([2.0, 0.0], (6, 1)),
                     np.array([4.0] * 5 + [8.0]))  # fmt: skip
     assert rows[0] == ["a source", "0.50 to 0.50", "0.0%"]
     assert [row[0] for row in rows] == ["a source", "a board", "a model"], "all are of one kind"
-
-
-def test_without_the_data_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(CostModels(tmp_path, tmp_path / "out"))
-    assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'measured_steps.csv'}\n"
 
 
 @pytest.mark.slow

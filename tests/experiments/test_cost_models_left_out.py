@@ -1,12 +1,9 @@
 """Ops of a board or of a model are left out of the table."""
 
-from pathlib import Path
-
 import pytest
 
-from experiments.cost_models_left_out import LeftOut, fitted, is_of_model, main
+from experiments.cost_models_left_out import is_of_model
 from experiments.fit_efficiency import Op
-from tests.experiments.test_fit_efficiency import ops
 
 
 @pytest.mark.parametrize(
@@ -24,14 +21,3 @@ from tests.experiments.test_fit_efficiency import ops
 )
 def test_ops_of_a_model_are_known_by_its_name(measured_in: str, model: str, same: bool) -> None:
     assert is_of_model(Op("PipeDream", "v100", "*", "softmax", 0.0, 1.0, 0.0, 1.0, measured_in), model) == same
-
-
-def test_a_board_without_ops_has_those_of_others() -> None:
-    costs = fitted([*ops("p100", compute=0.4), *ops("v100", compute=0.6)])
-    assert {"p100", "v100"} <= costs.devices
-    assert "v100" not in fitted(ops("p100", compute=0.4)).devices
-
-
-def test_without_the_data_nothing_is_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(LeftOut(tmp_path, tmp_path))
-    assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'op_times.csv.gz'}\n"

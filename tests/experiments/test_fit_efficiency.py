@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from experiments.fit_efficiency import (
-    BOARDS,
     PRODUCTS,
     FitEfficiency,
     Op,
@@ -16,14 +15,11 @@ from experiments.fit_efficiency import (
     entries,
     fit,
     held_out_error,
-    long_enough,
     main,
     read_ops,
 )
 from placeto.problem.costs import load_costs
 from placeto.problem.costs.efficiency import Efficiency
-
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "costs"
 
 
 def ops(device: str = "v100", source: str = "DeepBench", compute: float = 0.6, count: int = 60) -> list[Op]:
@@ -61,19 +57,6 @@ def test_entries_of_devices_and_their_mean() -> None:
     assert first["roofline_error"] > 0.3 > 0.05 > first["held_out_error"]
 
 
-def test_short_kinds_are_chosen_by_what_they_would_take() -> None:
-    def made(kind: str) -> list[Op]:
-        sizes, shares = np.tile([20.0, 60.0], 50), np.linspace(0.2, 1.0, 100)
-        return [
-            Op("PipeDream", "v100", "*", kind, 0.0, float(size), 100.0, float(100 + size / share))
-            for size, share in zip(sizes, shares, strict=True)
-        ]
-
-    slow, fair = (np.median([op.memory_us / (op.us - 100) for op in long_enough(made(k))]) for k in ("add", "max_pool"))
-    assert fair == pytest.approx(0.6, abs=0.1)
-    assert slow < 0.32, "by what is measured only slow ops are chosen"
-
-
 def test_boards_with_large_products_have_the_mean_scaled_to_them() -> None:
     half = [dataclasses.replace(op, dtype="float16") for op in ops()]
     boards = {entry["device"]: entry for entry in entries(half, 0.6)}
@@ -88,19 +71,6 @@ def test_boards_with_large_products_have_the_mean_scaled_to_them() -> None:
     assert share == pytest.approx(product.rate / product.peak, rel=0.1)
 
 
-def test_boards_short_of_power_are_in_no_mean_of_what_computes() -> None:
-    mean = next(entry for entry in entries([*ops("v100"), *ops("t4", compute=0.3)], 0.6) if entry["device"] == "*")
-    assert mean["devices"] == ["v100"]
-    alone = next(entry for entry in entries(ops("t4"), 0.6) if entry["device"] == "*")
-    assert alone["devices"] == ["t4"], "unless there are no others"
-
-
-def test_without_the_data_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(FitEfficiency(tmp_path, tmp_path / "table.json"))
-    assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'op_times.csv.gz'}\n"
-    assert not (tmp_path / "table.json").exists()
-
-
 def test_the_projects_own_ops_are_read_with_layouts_and_aligned_products(tmp_path: Path) -> None:
     (tmp_path / "op_times.csv.gz").write_bytes(gzip.compress(b"source,device\n"))
     found = read_ops(tmp_path)
@@ -112,19 +82,6 @@ def test_the_projects_own_ops_are_read_with_layouts_and_aligned_products(tmp_pat
     products = [op for op in found if op.kind == "matmul" and op.dtype == "float16" and op.roofline_us > 100]
     assert min(op.roofline_us / op.us for op in products) > 0.4, "sizes that aren't multiples of 8 reach 0.1"
     assert not any("h200" in entry.get("devices", ()) for entry in entries(found, 0.6, errors=False))
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the measured ops are not here")
-def test_measured_ops_are_read() -> None:
-    found = read_ops(SHARED)
-    assert len(found) > 10_000
-    assert {op.device for op in found} == {board.kind for board in BOARDS.values()}
-    table = load_costs("placeto/problem/costs/efficiency.json")
-    assert isinstance(table, Efficiency)
-    assert table.constant == pytest.approx(constant_of([op for op in found if op.source != "Placeto"]), rel=0.05)
-    forward = [op for op in found if (op.device, op.kind) == ("v100", "depthwise_convolution")]
-    assert np.mean([op.us >= 3 * op.floor_us for op in forward]) < 0.05, "the slow ones alone"
-    assert len(long_enough(forward)) > 50
 
 
 @pytest.mark.slow

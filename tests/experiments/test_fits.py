@@ -2,19 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.fits import LABELS, NEIGHBOURS, Fit, FitConfig, collect, fit, fit_rows, judge, neighbours, states_of
+from experiments.fits import LABELS, Fit, FitConfig, collect, fit, judge, neighbours, states_of
 from placeto.environment.instance import make_instance
-from placeto.placers import load_placer
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 SMALL = FitConfig(train=("ptb:1",), held_out=("ptb",), each=2, labels=4, batch=2)
 
 
 @pytest.fixture
 def problem():
-    return PlacementProblem(random_graph(3, 40), toy_cluster(3))
+    return toy_problem(3, 40, 3)
 
 
 @pytest.mark.slow
@@ -46,14 +44,6 @@ def test_labels_are_what_the_moves_lead_to(problem):
             assert states.change["follow"][s, m] <= min(after_one) / before - 1 + 1e-5
 
 
-def test_neighbours_exchange_most_first(problem):
-    near = neighbours(make_instance(problem))
-    assert near.shape[1] == NEIGHBOURS
-    assert all(
-        which not in row[row >= 0] and len(set(row[row >= 0])) == (row >= 0).sum() for which, row in enumerate(near)
-    )
-
-
 @pytest.mark.slow
 def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
     states = collect([problem], False, 16, 12, ("single",), 0)
@@ -63,17 +53,6 @@ def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
     short = judge(fit(states, Fit(steps=1), 8), states, "single")
     assert judge(long, states, "single").correlation > short.correlation + 0.2
     assert 0.0 <= short.first <= short.best_of_eight <= 1.0
-
-
-@pytest.mark.slow
-def test_rows_are_kept_and_their_checkpoints_place(tmp_path, problem):
-    fits = [Fit(steps=2, rounds=rounds) for rounds in (0, 2)]
-    rows = fit_rows(tmp_path, SMALL, fits, ("single",))
-    assert [row["rounds"] for row in rows] == [0, 2]
-    assert rows[0]["parameters"] < rows[1]["parameters"]
-    assert fit_rows(tmp_path, SMALL, fits, ("single",)) == rows
-    for row in rows:
-        assert load_placer(row["checkpoint"])(problem, simulations=60).fits
 
 
 def test_problems_that_judge_are_others(tmp_path):

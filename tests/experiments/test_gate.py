@@ -37,8 +37,3 @@ def test_it_places_and_fails_where_a_cell_became_worse(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert f"{cell}: 10.0 % worse than the record" in printed
     assert "the mean over cells is 10.00 % worse" in printed
-
-
-@pytest.mark.parametrize("cells", [("none",), ()])
-def test_a_cell_that_isnt_there_is_refused(cells: tuple[str, ...]) -> None:
-    assert main(Gate(cells=cells)) == 2

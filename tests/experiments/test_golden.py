@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.golden import RECORD, Golden, changes, compare, main, save, selected
+from experiments.golden import RECORD, Golden, compare, main, save
 from experiments.golden_cells import GROUPS, Cells
 
 RECORDED: Cells = {f"plans/{name}": {"us": 100.0, "bytes": 8, "fits": True} for name in "abcdefgh"}
@@ -47,27 +47,6 @@ def test_a_cell_that_is_on_one_side_only_fails() -> None:
     some = {cell: RECORDED[cell] for cell in ("plans/b", "plans/a")}
     assert compare(some, RECORDED)[2] == ["6 cells are missing; the first is plans/c"]
     assert compare(RECORDED, some)[2] == ["6 cells have no record: see --record; the first is plans/c"]
-
-
-@pytest.mark.parametrize(("now", "recorded", "ratio"), [(0, 0, 1.0), (3, 0, float("inf")), (0, 3, 0.0), (6, 3, 2.0)])
-def test_the_ratio_of_numbers(now: float, recorded: float, ratio: float) -> None:
-    (change,) = changes({"a": {"bytes": now}}, {"a": {"bytes": recorded}})
-    assert change.ratio == ratio
-    assert change.equal == (now == recorded)
-
-
-def test_groups_are_selected_by_how_names_begin() -> None:
-    assert selected([""]) == list(GROUPS)
-    assert selected(["plans/language model"])[1:] == [
-        f"plans/language model {what}" for what in ("in bf16", "with dropout")
-    ]
-    assert selected(["plans/language model/fifo", "gate/nmt"]) == ["gate/nmt:test:0 on 4xv100", "plans/language model"]
-
-
-@pytest.mark.parametrize("cells", [("none",), ("plans/none",), ()])
-def test_a_cell_that_isnt_there_is_refused(cells: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(Golden(cells=cells)) == 2
-    assert "no cell begins with" in capsys.readouterr().err
 
 
 def test_the_record_has_the_groups_in_their_order_and_is_written_the_same(tmp_path: Path) -> None:

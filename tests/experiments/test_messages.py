@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from experiments.fits import VIEWS, FitConfig
+from experiments.fits import FitConfig
 from experiments.messages import MessagesConfig, gains, judged_table, main, placed_table
 
 SMALL = FitConfig(train=("ptb:2",), held_out=("ptb",), each=2, labels=4, batch=2)
@@ -25,25 +25,6 @@ def test_one_command_fits_places_and_makes_tables_and_picture(tmp_path, capsys):
     assert len(made) == 4
     main(small(tmp_path, views=("groups",)))
     assert made == {path: path.stat().st_mtime_ns for path in made}, "fitted again though it was there"
-
-
-@pytest.mark.slow
-def test_judged_alone(tmp_path, capsys):
-    main(small(tmp_path, views=tuple(VIEWS)[1:2], labels=("set",), families=()))
-    assert "multilevel" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"views": ("groups", "smoke")}, f"--views must be of {', '.join(VIEWS)}, not smoke"),
-        ({"labels": ()}, "not empty"),
-        ({"seeds": 0}, "--seeds must be at least 1, not 0"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(tmp_path, changes, error):
-    with pytest.raises(SystemExit, match=error):
-        main(small(tmp_path, **changes))
 
 
 def test_gains_are_of_the_same_graph_cluster_and_seed():

@@ -1,8 +1,6 @@
 """The table of models in micro-batches, over models, clusters and seeds."""
 
-import numpy as np
-
-from experiments.models_in_micro_batches import COLUMNS, picture, table
+from experiments.models_in_micro_batches import COLUMNS, table
 
 
 def test_means_over_seeds_and_geometric_means_over_models() -> None:
@@ -18,12 +16,3 @@ def test_means_over_seeds_and_geometric_means_over_models() -> None:
     # of seed 0, the square root of 2 * 8; of seed 1, of 2 * 2
     assert lines[4] == ["geometric mean", "x", "", "", *["4.000"] * (len(COLUMNS) - 1), "3.000 ± 1.414"]
     assert [line[1] for line in lines[4:]] == ["x", "y", "all"]
-
-
-def test_a_panel_for_each_cluster_with_its_models_and_their_mean() -> None:
-    values = np.ones((3, 2, len(COLUMNS)))
-    values[1] = 4.0
-    first, second = picture([("a", "x"), ("b", "x"), ("b", "y")], values).axes
-    assert [axes.get_title(loc="left") for axes in (first, second)] == ["x", "y"]
-    assert [line.get_ydata()[0] for line in first.lines] == [1.0, 4.0, 2.0]
-    assert [line.get_ydata()[0] for line in second.lines] == [1.0, 1.0]

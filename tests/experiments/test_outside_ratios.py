@@ -2,34 +2,15 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.outside_ratios import (
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    OutsideRatios,
-    balancing,
-    data_parallel,
-    equal_stages,
-    interleaving,
-    machines,
-    main,
-    part_of,
-    parts_us,
-)
+from experiments.outside_ratios import EMBEDDING, HEAD, LAYER, data_parallel, equal_stages, machines, parts_us
 from graphs.llama import Size
 from placeto.problem.cluster.devices import H100
 
 SMALL = Size(2, 256, 4, 4, 512)
-
-
-def test_without_data_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(OutsideRatios(tmp_path))
-    assert capsys.readouterr().out.startswith("skipped: there is no")
 
 
 @pytest.mark.parametrize("stages", [1, 2, 8, 16])
@@ -39,24 +20,6 @@ def test_stages_hold_all_layers_in_order(stages: int) -> None:
     sizes = [len(own) for own in found]
     assert len(found) == stages
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_modules_are_parts() -> None:
-    assert [part_of(name) for name in ("embedding", "layers.0.up", "norm", "output", "loss")] == [
-        EMBEDDING,
-        LAYER,
-        HEAD,
-        HEAD,
-        HEAD,
-    ]
-
-
-def test_interleaving_gains_less_than_the_bubble() -> None:
-    assert 1.0 < interleaving(8, 2) < (8 + 7) / 8
-
-
-def test_the_best_cut_is_as_good_as_equal_stages() -> None:
-    assert balancing(256, 4) >= 1.0
 
 
 def test_data_parallel_takes_at_least_its_computation() -> None:

@@ -1,14 +1,11 @@
 """Steps of Sailor's plans; the data is a folder beside the repository."""
 
-from pathlib import Path
-
 import pytest
 
 from experiments.outside_sailor import (
     RIVALS,
     OutsideSailor,
     bandwidth,
-    main,
     median_and_largest,
     pairs_in_order,
     read_measured,
@@ -19,11 +16,6 @@ from experiments.outside_sailor import (
 
 DATA = OutsideSailor().data
 needs_data = pytest.mark.skipif(not (DATA / "plans").exists(), reason="the measured steps aren't here")
-
-
-def test_without_data_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(OutsideSailor(tmp_path))
-    assert capsys.readouterr().out.startswith("skipped: there is no")
 
 
 def test_bandwidth_is_a_polynomial_of_the_logarithm_of_megabytes() -> None:

@@ -3,33 +3,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.peers import Peers, critical_path, cut_schedule, equal_devices, main, random_tasks
+from experiments.peers import critical_path, cut_schedule, equal_devices
 from placeto.formats.stg import load
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
+from tests.cases import problem_of
 
 
 def test_critical_path_takes_the_long_chain_first_and_splits_the_fork() -> None:
     ops = [{"name": "long", "time_us": {"*": 30.0}}]
     ops += [{"name": f"short{i}", "time_us": {"*": 10.0}} for i in range(3)]
-    problem = PlacementProblem(ComputationGraph.from_ops("fork", ops, "inference"), equal_devices(2))
+    problem = problem_of(ops, equal_devices(2), mode="inference")
     assert critical_path(problem, 1, 0) == 30.0
     # A chain whose tensors take longer to send than to wait for stays on one device.
     ops = [{"name": f"op{i}", "time_us": {"*": 10.0}, "outputs": [50]} for i in range(3)]
     ops = [op | {"inputs": [[f"op{i - 1}", 0]] if i else []} for i, op in enumerate(ops)]
-    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops, "inference"), equal_devices(2))
+    problem = problem_of(ops, equal_devices(2), mode="inference")
     assert critical_path(problem, 1, 0) == 30.0
-
-
-def test_random_tasks_are_as_the_set_describes_them(tmp_path: Path) -> None:
-    path = tmp_path / "random.stg"
-    path.write_text("\n".join(random_tasks(np.random.default_rng(0), 100, 10)))
-    graph = load(path)
-    assert graph.num_ops == 100
-    assert graph.num_edges == pytest.approx(0.1 * 100 * 99 / 2, rel=0.15)
-    assert set(graph.time_us["*"]) <= set(range(1, 21))
-    assert graph.output_bytes.mean() == pytest.approx(10, abs=1)
 
 
 @pytest.mark.parametrize("sent", [0, 10])
@@ -49,21 +39,3 @@ def test_a_cut_schedule_is_met_by_the_placement_that_it_was_cut_from(tmp_path: P
         evaluator = Evaluator(problem, None)
         evaluator.score_ops(np.array(placement))
         assert evaluator.best_score == 200
-
-
-def test_tables_without_and_with_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(Peers(tmp_path / "none", simulations=10, seeds=1, tries=2, graphs=1, tasks=(12,)))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"DOPPLER's graphs are left out: there is none in {tmp_path / 'none'} (--data FOLDER)."
-    tables = [line for line in lines if line.startswith("|")]
-    bounds = [line for line in tables if line.startswith("| lower bound")]
-    assert bounds == [f"| lower bound{' | 1.000' * 4} |"] * 2
-    ratios = [float(cell) for line in tables if line[2:5] in ("hef", "etf", "mul") for cell in line.split("|")[2:-1]]
-    assert len(ratios) == 2 * 3 * 4
-    assert all(1.0 <= ratio < 4.0 for ratio in ratios)
-
-    (tmp_path / "ffnn_6nodes.txt").write_text("6\n0, 1\n0, 0, 1, 2\n1, 2, 3, 3\n" + "10000000000,0\n" * 4)
-    main(Peers(tmp_path, simulations=10, seeds=1, tries=2, graphs=0))
-    lines = capsys.readouterr().out.splitlines()
-    assert "| heft | 3.00 |" in lines
-    assert "| DOPPLER, 450 to 1,500 episodes a graph, published | 77.5 |" in lines

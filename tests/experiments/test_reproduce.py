@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command import commit
 from experiments.reproduce import MINUTES, Reproduce, arguments, current, main, minutes
 from experiments.result_pages import FIGURES, HEAD, PAGES, RESULTS, ROOT, SECTIONS, PageError, ResultFile, render
 
@@ -61,17 +60,6 @@ def test_what_is_of_other_code_runs_once(tree: Path, capfd: pytest.CaptureFixtur
     assert "To run: 0 commands" in printed
 
 
-def test_pictures_are_those_made_with_the_results(tree: Path) -> None:
-    picture, results = tree / FIGURES / "tiny.png", tree / RESULTS / "tiny.md"
-    render(tree, "results.md")
-    main(Reproduce(), tree)
-    assert picture.read_bytes() == commit(tree).encode()
-    assert results.read_text().count("Picture: ") == 1
-    picture.write_bytes(b"of another run")
-    with pytest.raises(PageError, match=r"tiny.png is not the picture that was made with experiments/results/tiny.md"):
-        render(tree, "results.md")
-
-
 def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> None:
     main(Reproduce(), tree)
     commit_all(tree)
@@ -83,27 +71,6 @@ def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> Non
     assert not current(file, tree)
     with pytest.raises(PageError, match="commit it first"):
         main(Reproduce(), tree)
-
-
-def test_a_study_runs_only_if_it_is_named(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("experiments.reproduce.STUDIES", {"tiny"})
-    main(Reproduce(), tree)
-    assert "Left out, as it takes about 0.0 hours: --only tiny" in capfd.readouterr().out
-    assert BEFORE in (tree / RESULTS / "tiny.md").read_text()
-    main(Reproduce(only=("tiny",)), tree)
-    assert "Left out" not in capfd.readouterr().out
-    assert BEFORE not in (tree / RESULTS / "tiny.md").read_text()
-
-
-def test_a_command_that_fails_is_named(tree: Path) -> None:
-    (tree / "experiments" / "tiny.py").write_text("raise SystemExit(3)\n")
-    commit_all(tree)
-    with pytest.raises(PageError, match=r"results are those of earlier code: tiny \(status 3\)"):
-        main(Reproduce(), tree)
-    with pytest.raises(PageError, match="RESULTS shows no huge; it shows tiny"):
-        main(Reproduce(only=("huge",)), tree)
 
 
 def test_every_results_file_names_a_command_and_a_time() -> None:

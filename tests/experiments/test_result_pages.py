@@ -4,22 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.result_pages import (
-    FIGURES,
-    HEAD,
-    PAGES,
-    RESULTS,
-    ROOT,
-    SECTIONS,
-    Marks,
-    PageError,
-    Pages,
-    ResultFile,
-    main,
-    render,
-    with_section,
-    wrapped,
-)
+from experiments.result_pages import FIGURES, PAGES, RESULTS, ROOT, Marks, PageError, Pages, ResultFile, main, render
 
 TABLE = """# How fast?
 
@@ -58,15 +43,6 @@ def test_cells_and_sentences_are_looked_up(marks: Marks) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "says"),
-    [("etf", "gain", "2 cells"), ("heft", "gain", "no cells"), (["etf", "2"], "loss", "no cells")],
-)
-def test_what_is_not_there_once_is_refused(marks: Marks, row: str, column: str, says: str) -> None:
-    with pytest.raises(PageError, match=rf"speed.md has {says} .*name one that is there once"):
-        marks.cell("speed", row, column)
-
-
 def test_results_of_a_changed_tree_are_refused_or_listed(marks: Marks) -> None:
     path = marks.root / RESULTS / "speed.md"
     path.write_text(TABLE.replace("0123abc", "0123abc-dirty"))
@@ -92,33 +68,6 @@ def test_typed_numbers_are_refused(tmp_path: Path, text: str) -> None:
     page, marks = render(tmp_path, "history.md")
     assert page.endswith(f"{text}\n")
     assert marks.exceptions == [f"docs/history.md: {text}: a paper"]
-
-
-def test_versions_dates_and_code_may_be_typed(tmp_path: Path) -> None:
-    pages = tmp_path / "experiments" / "pages"
-    pages.mkdir(parents=True)
-    text = "# 0.1.0\n\nOn 2026-11-26 with Python 3.11 and torch 2.13: `--seconds 0.3` and [this](page.md#4.5)."
-    (pages / "history.md").write_text(text)
-    assert render(tmp_path, "history.md")[0].endswith(f"{text}\n")
-
-
-def test_paragraphs_are_wrapped_and_tables_are_not() -> None:
-    row = f"| {'x ' * 80}|"
-    text = f"{'word ' * 30}\n\n- one {'word ' * 30}\n- two\n\n{row}\n"
-    lines = wrapped(text).splitlines()
-    assert row in lines
-    assert max(len(line) for line in lines if line != row) <= 120
-    assert [line[:5] for line in lines if line.startswith(("-", "  "))] == ["- one", "  wor", "- two"]
-
-
-def test_a_section_ends_at_the_next_heading(tmp_path: Path) -> None:
-    page, line = tmp_path / "README.md", HEAD.format(name=SECTIONS[0])
-    page.write_text(f"# Title\n\n## Gain\n\n{line}\nold\n\n## Next\n\n## Last\n")
-    made = with_section(page, f"{line}\nnew\n")
-    assert made == f"# Title\n\n## Gain\n\n{line}\nnew\n\n## Next\n\n## Last\n"
-    page.write_text("# Title\n")
-    with pytest.raises(PageError, match=r"README.md: has no line .*put it below the heading"):
-        with_section(page, f"{line}\nnew\n")
 
 
 def test_pages_are_what_their_text_and_the_results_give() -> None:

@@ -1,8 +1,5 @@
-import signal
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from experiments.runs import Run, train_run, train_runs
 from placeto.training.checkpoint import load_checkpoint
@@ -34,35 +31,3 @@ def test_a_run_is_done_once_and_again_with_other_settings(tmp_path: Path) -> Non
     assert replace(longer, config=replace(longer.config, seed=1)).outdated
     assert replace(longer, cluster="4xv100").outdated
     assert replace(longer, graphs=("ptb:validation:1",)).outdated
-
-
-def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal lets training save and end early, and all stop; the next call goes on from there."""
-
-    class Stop:
-        number = 0
-
-        def __enter__(self) -> "Stop":
-            return self
-
-        def __exit__(self, *details: object) -> None:
-            pass
-
-    class StopAfterOne(Stop):
-        def __init__(self) -> None:
-            self.asked = 0
-
-        @property
-        def number(self) -> int:  # type: ignore[override]
-            self.asked += 1
-            return signal.SIGINT if self.asked > 1 else 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr("placeto.training.trainer.StopRequest", StopAfterOne)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(run(tmp_path))
-    assert load_checkpoint(tmp_path)["iteration"] == 1
-    before = load_checkpoint(tmp_path)["elapsed"]
-    train_run(run(tmp_path))
-    assert load_checkpoint(tmp_path)["iteration"] == 2
-    assert load_checkpoint(tmp_path)["elapsed"] > before

@@ -27,11 +27,7 @@ from graphs import (
     unet,
     wavenet,
 )
-from graphs.cells import CellNetwork
-from graphs.convolution import ConvNorm, scaled
-from graphs.convolution import loss as image_loss
 from graphs.microbatches import in_micro_batches
-from graphs.models import deal
 from graphs.recurrent import LSTMCell
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
@@ -99,32 +95,6 @@ def test_the_test_graphs_open_with_published_sizes_where_there_are_any() -> None
     assert MODELS["bert"].networks["test"][1] == bert.LARGE
     assert first["llama"].size == llama.LLAMA_1B
     assert first["unet"] == unet.PAPER
-
-
-def test_deal_refuses_too_few_networks() -> None:
-    with pytest.raises(ValueError, match="the splits need 3 networks, not 2"):
-        deal((1,), (1, 2), {"train": 2, "test": 1})
-
-
-def test_dealt_networks_do_not_depend_on_the_order_of_the_grid() -> None:
-    sizes = {"train": 4, "test": 3}
-    assert deal((7,), range(20), sizes) == deal((7,), reversed(range(20)), sizes)
-
-
-def test_parameters_of_wavenet() -> None:
-    network = wavenet.Network(2, 6, channels=16, samples=8, batch=1)
-    c, conv, one = 16, 2 * 16 * 16 + 16, 16 * 16 + 16
-    expected = 256 * c + conv + 6 * (2 * conv + 2 * one) + 256 * c + 256
-    module = on_meta(wavenet.training_step, network).module
-    assert parameters(module) == expected
-    assert [layer.filter.dilation for layer in module.layers] == [1, 2, 4, 1, 2, 4]  # type: ignore[union-attr]
-
-
-def test_every_resolution_of_inception_leaves_something_for_the_auxiliary_classifier() -> None:
-    networks = [network for split in MODELS["inception_v3"].networks.values() for network in split]
-    smallest = min(network.resolution for network in networks)
-    step = on_meta(inception_v3.training_step, inception_v3.Network(2, smallest, 0.125))
-    assert [tuple(x.shape) for x in step.module(*step.inputs)] == [(2, 1000)] * 2
 
 
 TINY: dict[str, tuple[Any, Any]] = {
@@ -267,12 +237,6 @@ def test_micro_batches_give_the_same_gradients() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_micro_batches_are_equal() -> None:
-    step = TrainingStep(nn.Linear(3, 2), (torch.randn(8, 3),), (), lambda y: y.sum())
-    with pytest.raises(ValueError, match="a batch of 8 can't be cut into 3 equal micro-batches"):
-        in_micro_batches(step, 3)
-
-
 def test_micro_batches_can_overlap() -> None:
     def longest_path(micro_batches: int) -> float:
         graph = on_meta(bert.training_step, bert.Network(1, 64, 16, 8, micro_batches)).capture()
@@ -284,32 +248,6 @@ def test_micro_batches_can_overlap() -> None:
         return float(end.max())
 
     assert longest_path(2) < 0.6 * longest_path(1)
-
-
-def test_auxiliary_loss_is_weighted() -> None:
-    main, auxiliary, labels = torch.randn(2, 4), torch.randn(2, 4), torch.tensor([1, 3])
-    expected = image_loss(main, labels) + 0.4 * image_loss(auxiliary, labels)
-    torch.testing.assert_close(image_loss((main, auxiliary), labels), expected)
-
-
-def test_widths_are_multiples_of_8() -> None:
-    assert [scaled(80, width) for width in (1.0, 0.75, 1.25)] == [80, 64, 104]
-    assert scaled(1, 0.75) == 8
-    assert ConvNorm(2, 3, (1, 7)).conv.padding == (0, 3)
-
-
-def test_resolution_and_width_of_cells() -> None:
-    with torch.device("meta"):
-        network = CellNetwork(nasnet.NASNET_A, 32, 44, 1)
-        x = torch.empty(1, 3, 224, 224)
-    sizes: list[tuple[int, ...]] = []
-    for cell in network.cells:
-        cell.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape[1:3])))
-    network(x)
-    assert sizes[0] == (4 * 11, 56)
-    assert sizes[1] == (4 * 22, 28)
-    assert [size for _, size in sizes[2:]] == [28, 14, 14, 7, 7]
-    assert sizes[-1][0] == 1056
 
 
 @pytest.mark.parametrize("chosen", [1, 2])
@@ -347,3 +285,9 @@ def test_the_way_up_reads_the_way_down_at_each_level() -> None:
     assert [tuple(output.shape[1:]) for _, output in seen] == [(4, 8, 8), (8, 4, 4), (16, 2, 2), (8, 4, 4), (4, 8, 8)]
     assert torch.equal(seen[3][0][:, :8], seen[1][1])
     assert torch.equal(seen[4][0][:, :4], seen[0][1])
+
+
+def test_micro_batches_are_equal() -> None:
+    step = TrainingStep(nn.Linear(3, 2), (torch.randn(8, 3),), (), lambda y: y.sum())
+    with pytest.raises(ValueError, match="a batch of 8 can't be cut into 3 equal micro-batches"):
+        in_micro_batches(step, 3)

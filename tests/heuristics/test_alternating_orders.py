@@ -26,33 +26,27 @@ def programs(chunks: Chunks, split: bool) -> dict[int, str]:
     }
 
 
-def test_1f1b() -> None:
-    assert programs(looped(3, 1, 4), split=False) == {
-        0: "F0 F1 F2 B0 F3 B1 B2 B3",
-        1: "F0 F1 B0 F2 B1 F3 B2 B3",
-        2: "F0 B0 F1 B1 F2 B2 F3 B3",
-    }
+# stage 0 on devices 0 and 1, which take every other micro-batch, stage 1 on device 2
+REPLICAS = Chunks(np.array([0, 1, 0, 1, 2, 2, 2, 2]), np.array([0, 1, 2, 3] * 2), np.repeat([0, 1], 4))
 
 
-def test_rounds_of_an_interleaved_pipeline() -> None:
-    assert programs(looped(2, 2, 4), split=False) == {
-        0: "F0 F1 F0 F1 F2 B0 F3 B1 F2 B0 F3 B1 B2 B3 B2 B3",
-        1: "F0 F1 F0 B0 F1 B1 F2 B0 F3 B1 F2 B2 F3 B3 B2 B3",
-    }
-
-
-def test_later_devices_put_off_more_gradients_of_weights() -> None:
-    assert programs(looped(2, 1, 3), split=True) == {0: "F0 F1 B0 W0 F2 B1 W1 B2 W2", 1: "F0 B0 F1 B1 W0 F2 B2 W1 W2"}
-
-
-def test_fewer_micro_batches_than_devices() -> None:
-    assert programs(looped(3, 1, 2), split=False) == {0: "F0 F1 B0 B1", 1: "F0 F1 B0 B1", 2: "F0 B0 F1 B1"}
-
-
-def test_replicas_take_their_own_micro_batches() -> None:
-    # stage 0 on devices 0 and 1, which take every other micro-batch, stage 1 on device 2
-    chunks = Chunks(np.array([0, 1, 0, 1, 2, 2, 2, 2]), np.array([0, 1, 2, 3] * 2), np.repeat([0, 1], 4))
-    assert programs(chunks, split=False) == {0: "F0 F2 B0 B2", 1: "F1 F3 B1 B3", 2: "F0 B0 F1 B1 F2 B2 F3 B3"}
+@pytest.mark.parametrize(
+    ("chunks", "split", "expected"),
+    [
+        (looped(3, 1, 4), False, ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]),
+        (looped(3, 1, 2), False, ["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"]),
+        (
+            looped(2, 2, 4),
+            False,
+            ["F0 F1 F0 F1 F2 B0 F3 B1 F2 B0 F3 B1 B2 B3 B2 B3", "F0 F1 F0 B0 F1 B1 F2 B0 F3 B1 F2 B2 F3 B3 B2 B3"],
+        ),
+        (looped(2, 1, 3), True, ["F0 F1 B0 W0 F2 B1 W1 B2 W2", "F0 B0 F1 B1 W0 F2 B2 W1 W2"]),
+        (REPLICAS, False, ["F0 F2 B0 B2", "F1 F3 B1 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]),
+    ],
+    ids=["1F1B", "fewer micro-batches than devices", "interleaved", "gradients of weights put off", "replicas"],
+)
+def test_programs_of_devices(chunks: Chunks, split: bool, expected: list[str]) -> None:
+    assert list(programs(chunks, split).values()) == expected
 
 
 def test_lists_that_wait_for_each_other_and_ops_without_a_turn() -> None:

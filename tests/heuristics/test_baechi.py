@@ -8,17 +8,15 @@ from hypothesis import strategies as st
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.baechi import favourite_children
 from placeto.heuristics.list_scheduling import hard_groups
-from placeto.problem.cluster import Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from tests.cases import problem_of
 from tests.toys import alike, linked
-
-BAECHI = ("m-topo", "m-etf", "m-sct")
 
 
 def solved_by_hand(ops: list[dict], memory: tuple[int, ...] = (1000, 1000)) -> PlacementProblem:
-    return PlacementProblem(ComputationGraph.from_ops("hand", ops, mode="inference"), linked(alike(*memory)))
+    return problem_of(ops, linked(alike(*memory)), mode="inference")
 
 
 def weights(*sizes: int) -> list[dict]:
@@ -45,19 +43,6 @@ def test_m_topo_fills_devices_to_their_share(
     result = HEURISTICS["m-topo"](solved_by_hand(weights(*sizes), memory))
     assert result.placement.tolist() == placement
     assert result.fits
-
-
-def test_m_topo_takes_parameters_where_they_are_used() -> None:
-    """Each device has room for two of 4 bytes. The last parameters are used first."""
-    ops = weights(4, 4, 4, 4)
-    for op in ops:
-        op |= {"time_us": {"*": 0.0}, "outputs": [1]}
-    ops += [
-        {"name": f"use{i}", "time_us": {"*": 1.0}, "outputs": [1], "inputs": [[f"op{3 - i}", 0], *before]}
-        for i, before in enumerate([[], [["use0", 0]], [["use1", 0]], [["use2", 0]]])
-    ]
-    placement = HEURISTICS["m-topo"](solved_by_hand(ops, (8, 9))).placement
-    assert placement[:4].tolist() == [1, 1, 0, 0]
 
 
 def test_favourites_are_not_the_children_of_what_floats() -> None:
@@ -144,36 +129,10 @@ def test_favourite_children_of_the_hand_solved_program() -> None:
     assert found.patience_us.tolist() == [3.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_favourite_children_by_priority() -> None:
-    """3 + 10 for root -> long, 1 + 10 for side -> long, 2 + 3 for root -> short: the first excludes the others."""
-    problem = favourite()
-    assert favourite_children(problem, hard_groups(problem), most_ops=4).child.tolist() == [2, -1, -1, -1, -1]
-
-
-def test_many_pairs_do_without_the_linear_program() -> None:
-    """12 producers, each with 12 readers: 144 pairs are more than 4 for each of 35 ops, but not of 36."""
-    names = [f"a{i}" for i in range(12)]
-    ops: list[dict] = [{"name": name, "time_us": {"*": 1.0}, "outputs": [8]} for name in names]
-    inputs = [[name, 0] for name in names]
-    ops += [{"name": f"b{i}", "time_us": {"*": 1.0 + i}, "inputs": inputs} for i in range(12)]
-    problem = solved_by_hand(ops)
-    found = {most: favourite_children(problem, np.arange(24), most_ops=most).child for most in (0, 35, 36)}
-    assert sorted(found[0][:12].tolist()) == list(range(12, 24))  # a favourite for each
-    assert (found[35] == found[0]).all()
-    assert (found[36] != found[0]).any()
-
-
-def test_children_of_the_same_group_are_no_favourites() -> None:
-    problem = favourite()
-    together = np.array([0, 1, 0, 2, 3])
-    assert favourite_children(problem, together).child.tolist()[0] != 2
-    assert favourite_children(problem, np.zeros(5, np.int64)).child.tolist() == [-1] * 5
-
-
 @given(seed=st.integers(0, 10**6), limit=st.sampled_from([0, 5000]))
 @settings(max_examples=20, deadline=None)
 def test_favourites_are_pairs(seed: int, limit: int) -> None:
-    """Each op has one favourite at most, which is its child, and is that of one parent at most."""
+    """Each op has one favourite at most, which is its child in another group, and is that of one parent at most."""
     rng = np.random.default_rng(seed)
     ops = []
     for i in range(int(rng.integers(1, 25))):
@@ -181,27 +140,10 @@ def test_favourites_are_pairs(seed: int, limit: int) -> None:
         op = {"name": f"op{i}", "time_us": {"*": float(rng.integers(0, 9))}, "outputs": [int(rng.integers(9))] * 2}
         ops.append(op | {"inputs": [[f"op{p}", int(rng.integers(2))] for p in parents]})
     problem = solved_by_hand(ops)
-    found = favourite_children(problem, group_ops(problem).group, most_ops=limit)
+    group = group_ops(problem).group
+    found = favourite_children(problem, group, most_ops=limit)
     parents = np.flatnonzero(found.child >= 0)
+    assert (group[parents] != group[found.child[parents]]).all()
     edges = set(zip(problem.graph.edge_src.tolist(), problem.graph.edge_dst.tolist(), strict=True))
     assert {(p, int(found.child[p])) for p in parents.tolist()} <= edges
     assert len(set(found.child[parents].tolist())) == len(parents)
-
-
-@pytest.mark.parametrize("name", BAECHI)
-def test_memory_is_spread(name: str) -> None:
-    """Four chained ops of 6 bytes on two devices of 16."""
-    ops = weights(6, 6, 6, 6)
-    for i in range(3):
-        ops[i]["outputs"] = [1]
-        ops[i + 1]["inputs"] = [[f"op{i}", 0]]
-    assert HEURISTICS[name](solved_by_hand(ops, (16, 16))).fits
-
-
-@pytest.mark.parametrize("name", BAECHI)
-def test_faster_device_first(name: str) -> None:
-    """m-TOPO knows no speeds; the others start on the faster device."""
-    devices = (Device("a", "slow", 1.0, 1.0, 100), Device("b", "fast", 1.0, 1.0, 100))
-    ops = [{"name": "op", "time_us": {"slow": 4.0, "fast": 2.0}, "outputs": [1]}]
-    result = HEURISTICS[name](PlacementProblem(ComputationGraph.from_ops("one", ops), linked(devices)))
-    assert result.makespan_us == (4.0 if name == "m-topo" else 2.0)

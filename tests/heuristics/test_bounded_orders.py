@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from tests.cases import problem_of
 from tests.toys import linked, random_graph, toy_cluster
 
 PASSES = {"f": "forward", "r": "recomputation", "i": "backward", "w": "backward"}
@@ -44,7 +44,7 @@ def pipeline(
                 add("i", stage, 1.0, *dict.fromkeys((f"f{stage}", gradient)))
                 add("w", stage, 1.0, f"f{stage}", f"i{stage}")
     cluster = linked(toy_cluster(devices).devices, 1e15, link="free", dispatch="priority")
-    return PlacementProblem(ComputationGraph.from_ops("pipeline", ops), cluster), np.array(placement)
+    return problem_of(ops, cluster), np.array(placement)
 
 
 def held(schedule: Schedule, device: int) -> int:

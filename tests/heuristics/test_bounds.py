@@ -6,7 +6,6 @@ with the lower bound.
 """
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,50 +14,13 @@ from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.exact.placer import ENUMERATE, solve
-from placeto.problem.cluster import DISPATCHES, Cluster
-from placeto.problem.costs import ROOFLINE
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import toy_cluster
+from tests.cases import uneven_problem
 
-MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("unicast", "free")]
 EXACT = 1 - 1e-12
 """Makespans of one schedule may differ in their last bits."""
-
-
-def random_cluster(rng: np.random.Generator, devices: int) -> Cluster:
-    """Unequal speeds, memories, overheads and links, in any mode."""
-    equal = rng.random() < 0.3
-    speeds = (1.0,) * devices if equal else tuple(rng.choice([0.5, 1.0, 2.0], devices).tolist())
-    base = toy_cluster(devices, speeds, memory=int(rng.choice([250, 400, 10**6])))
-    shape = (devices, devices)
-    transfers, link = MODES[rng.integers(len(MODES))]
-    return replace(
-        base,
-        devices=tuple(replace(device, overhead_us=float(rng.choice([0.0, 3.0]))) for device in base.devices),
-        bandwidth=np.ones(shape) if equal else rng.choice([0.5, 1.0, 4.0], shape),
-        latency_us=np.zeros(shape) if equal else rng.choice([0.0, 5.0], shape),
-        link_gap_us=float(rng.choice([0.0, 2.0])),
-        transfers=transfers,
-        link=link,
-        dispatch=str(rng.choice(DISPATCHES)),
-    )
-
-
-def random_problem(seed: int, ops: int, devices: int, colocated: bool) -> PlacementProblem:
-    """Ops of 0 to 40 us whose tensors travel about as long."""
-    rng = np.random.default_rng(seed)
-    records = []
-    for i in range(ops):
-        parents = rng.choice(i, size=min(i, int(rng.integers(0, 3))), replace=False) if i else []
-        record = {"name": f"op{i}", "flops": float(rng.integers(0, 5)) * 10.0, "param_bytes": int(rng.integers(30))}
-        record["outputs"] = [int(rng.integers(1, 40)), int(rng.integers(1, 40))]
-        record["inputs"] = [[f"op{p}", int(rng.integers(2))] for p in parents]
-        record["colocation"] = str(rng.integers(ops)) if colocated and rng.random() < 0.7 else None
-        records.append({key: value for key, value in record.items() if value is not None})
-    return PlacementProblem(ComputationGraph.from_ops(f"random{seed}", records), random_cluster(rng, devices))
 
 
 def optimum(problem: PlacementProblem, group: np.ndarray) -> tuple[float, bool]:
@@ -77,7 +39,7 @@ problems = given(seed=st.integers(0, 10**6), ops=st.integers(2, 7), devices=st.i
 @problems
 @settings(max_examples=40, deadline=None)
 def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, devices: int, colocated: bool) -> None:
-    problem = random_problem(seed, ops, devices, colocated)
+    problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     best, some_fit = optimum(problem, _free(problem))
     for name, placer in HEURISTICS.items():
         result = placer(problem, simulations=150, seed=seed)
@@ -95,7 +57,7 @@ def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, dev
 @problems
 @settings(max_examples=40, deadline=None)
 def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, colocated: bool) -> None:
-    problem = random_problem(seed, ops, devices, colocated)
+    problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     groups = group_ops(problem)
     assert devices**groups.num_groups <= ENUMERATE
     best, some_fit = optimum(problem, groups.group)
@@ -116,7 +78,7 @@ def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, col
 @settings(max_examples=25, deadline=None)
 def test_bounds_by_constraints_never_exceed_the_optimum(seed: int, ops: int, devices: int, colocated: bool) -> None:
     pytest.importorskip("ortools", reason='needs the extra "exact"')
-    problem = random_problem(seed, ops, devices, colocated)
+    problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     groups = group_ops(problem)
     best, some_fit = optimum(problem, groups.group)
     for budget in (1, 40):
@@ -128,17 +90,6 @@ def test_bounds_by_constraints_never_exceed_the_optimum(seed: int, ops: int, dev
             assert result.makespan_us >= best * EXACT or not result.fits or not whole
         else:
             assert not result.fits
-
-
-def test_free_links_hold_nothing_up() -> None:
-    """Two of a's tensors travel for 10 us at once; over one link the second would wait."""
-    pytest.importorskip("ortools", reason='needs the extra "exact"')
-    ops = [{"name": "a", "flops": 10.0, "outputs": [10, 10, 10]}]
-    ops += [{"name": f"b{n}", "flops": 100.0, "inputs": [["a", n]]} for n in range(3)]
-    cluster = replace(toy_cluster(3), link="free", link_gap_us=7.0)
-    problem = PlacementProblem(ComputationGraph.from_ops("fan", ops), cluster, ROOFLINE)
-    result, bound = solve(problem, enumerate_up_to=0)
-    assert (result.makespan_us, bound) == pytest.approx((120.0, 120.0), rel=2e-5)
 
 
 def _free(problem: PlacementProblem) -> np.ndarray:

@@ -8,34 +8,9 @@ import pytest
 from placeto.heuristics.common import demands
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
-from placeto.problem.cluster import Cluster, Device, load_cluster
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from tests.cases import problem_of, uneven_problem
 from tests.growth import assert_in_proportion
-
-
-def random_problem(seed: int) -> PlacementProblem:
-    """Ops and parameters, some of them together, many ties, little memory, all kinds of links."""
-    random = np.random.default_rng(seed)
-    ops: list[dict] = []
-    for i in range(int(random.integers(2, 50))):
-        free, count = random.random() < 0.25, min(i, int(random.integers(0, 4)))
-        parents = sorted(set(random.integers(0, i, count).tolist())) if count and not free else []
-        op = {
-            "name": f"o{i}",
-            "time_us": {"*": 0.0 if free else float(random.integers(1, 5))},
-            "outputs": random.integers(0, 40, int(random.integers(1, 3))).tolist(),
-            "inputs": [[f"o{p}", int(random.integers(len(ops[p]["outputs"])))] for p in parents],
-            "param_bytes": int(random.integers(0, 40)),
-        }
-        ops.append(op | ({"colocation": f"g{random.integers(6)}"} if random.random() < 0.3 else {}))
-    count, memory = int(random.integers(1, 5)), int(random.choice([10**9, 2000, 500]))
-    shape, modes = (count, count), (("unicast", "egress"), ("broadcast", "egress"), ("unicast", "pair"))
-    devices = tuple(Device(f"d{d}", "any", 1.0, 1.0, memory * (d + 1), float(d % 2)) for d in range(count))
-    links = np.where(random.random(shape) < 0.5, 1.0, 8.0)
-    transfers, link = modes[seed % 3]
-    cluster = Cluster("random", devices, links, np.full(shape, 2.0), transfers, link, float(seed % 2))
-    return PlacementProblem(ComputationGraph.from_ops("random", ops), cluster)
 
 
 def plain_etf(
@@ -76,7 +51,8 @@ def plain_etf(
                 continue
             if (tensor, device) not in delivered:
                 line = (source, device if cluster.link == "pair" else source)
-                begin = max(finish[src], link_free.get(line, 0.0)) if queueing else finish[src]
+                waits = queueing and cluster.link != "free"
+                begin = max(finish[src], link_free.get(line, 0.0)) if waits else finish[src]
                 travel = graph.output_bytes[tensor] / cluster.bandwidth[source, device]
                 there = begin + cluster.latency_us[source, device] + travel
                 if not books:
@@ -130,7 +106,8 @@ def plain_etf(
 def test_the_soonest_of_all_pairs_is_taken(seed: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("placeto.heuristics.list_scheduling._LOOKS", looks)
     monkeypatch.setattr("placeto.heuristics.list_scheduling.LARGE", 0)
-    problem, random = random_problem(seed), np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
+    problem = uneven_problem(random, int(random.integers(2, 50)), int(random.integers(1, 5)))
     follow = hard_groups(problem)
     child = np.full(problem.num_ops, -1)
     for src, dst in zip(problem.graph.edge_src, problem.graph.edge_dst, strict=True):
@@ -150,7 +127,7 @@ def star(leaves: int, parameters: bool) -> PlacementProblem:
     for i in range(leaves):
         inputs = [["root", 0], *([[f"p{i}", 0]] if parameters else [])]
         ops.append({"name": f"o{i}", "time_us": {"*": 1.0}, "outputs": [8], "inputs": inputs})
-    return PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("4xv100"))
+    return problem_of(ops, "4xv100")
 
 
 @pytest.mark.slow

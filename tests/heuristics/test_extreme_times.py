@@ -5,8 +5,9 @@ import pytest
 
 from placeto.heuristics import HEURISTICS
 from placeto.problem.cluster import Device
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
+from tests.cases import problem_of
 from tests.toys import linked
 
 SHORT, LONG = 1e-12, 1e16
@@ -20,7 +21,7 @@ def problem(*times: float, rate: float = 1.0) -> PlacementProblem:
         inputs = [[f"op{j}", 0] for j in (i - 1, i - 2) if j >= 0]
         ops.append({"name": f"op{i}", "outputs": [100], "inputs": inputs, "time_us": measured})
     devices = tuple(Device(f"gpu:{d}", f"k{d}", 1e6, 1e12, 10**12) for d in range(3))
-    return PlacementProblem(ComputationGraph.from_ops("extreme", ops), linked(devices, rate, "extreme"))
+    return problem_of(ops, linked(devices, rate, "extreme"))
 
 
 CASES = {
@@ -48,7 +49,7 @@ def test_times_beyond_are_refused(time: float) -> None:
 
 
 def test_makespans_beyond_are_refused() -> None:
-    with pytest.raises(GraphError, match="graph 'extreme': its makespan on cluster 'extreme' may be more than 1e"):
+    with pytest.raises(GraphError, match="graph 'ops': its makespan on cluster 'extreme' may be more than 1e"):
         problem(1e17)
-    with pytest.raises(GraphError, match="graph 'extreme': its makespan on cluster 'extreme' may be more than 1e"):
+    with pytest.raises(GraphError, match="graph 'ops': its makespan on cluster 'extreme' may be more than 1e"):
         problem(1.0, rate=1e-300)

@@ -6,55 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster import Cluster, Device, load_cluster
-from placeto.problem.graph import ComputationGraph
+from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
+from tests.cases import forks, problem_of, uneven_graph, uneven_problem
 from tests.toys import toy_cluster, two_cliques, work
 
-MB = 1_000_000
 names = pytest.mark.parametrize("name", HEURISTICS)
-
-
-def random_graph(rng: np.random.Generator, ops: int) -> ComputationGraph:
-    """Some ops without cost, with several outputs, colocated, in modules."""
-    modular = rng.random() < 0.5
-    records = []
-    for i in range(ops):
-        parents = rng.choice(i, size=min(i, int(rng.integers(0, 4))), replace=False) if i else []
-        record = {
-            "name": f"op{i}",
-            "flops": float(rng.integers(0, 5)) * 1e9,
-            "outputs": [int(rng.integers(0, 9)) * MB] * 2,
-        }
-        record["inputs"] = [[f"op{p}", int(rng.integers(2))] for p in parents]
-        record["param_bytes"] = int(rng.integers(0, 3)) * MB
-        if rng.random() < 0.2:
-            record["colocation"] = str(rng.integers(3))
-        if modular:
-            record["module"] = f"m{rng.integers(2)}.{rng.integers(3)}"
-        records.append(record)
-    return ComputationGraph.from_ops("random", records)
-
-
-def random_cluster(rng: np.random.Generator, devices: int) -> Cluster:
-    parts = [
-        Device(f"d{i}", "any", float(rng.integers(1, 4)) * 1e12, 1e11, int(rng.integers(1, 9)) * 100 * MB, 5.0)
-        for i in range(devices)
-    ]
-    shape = (devices, devices)
-    transfers, link = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress")][rng.integers(3)]
-    return Cluster("random", tuple(parts), rng.uniform(1e3, 3e4, shape), rng.uniform(0, 20, shape), transfers, link)
-
-
-def forks(chains: int, length: int, cluster: str) -> PlacementProblem:
-    """Independent chains, 1,000 us per op, 1 MB between ops: the optimum has them apart."""
-    ops = [
-        {"name": f"c{c}:{i}", "time_us": {"*": 1000.0}, "outputs": [MB], "inputs": [[f"c{c}:{i - 1}", 0]] if i else []}
-        for i in range(length)
-        for c in range(chains)
-    ]
-    return PlacementProblem(ComputationGraph.from_ops("forks", ops), load_cluster(cluster))
 
 
 def check(problem: PlacementProblem, name: str, **budget: float) -> None:
@@ -85,7 +43,7 @@ def test_says_what_it_is_in_one_line(name: str) -> None:
 @settings(max_examples=15, deadline=None)
 def test_any_graph_on_any_cluster(name: str, seed: int, ops: int, devices: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
-    check(PlacementProblem(random_graph(rng, ops), random_cluster(rng, devices)), name, simulations=budget, seed=seed)
+    check(uneven_problem(rng, ops, devices), name, simulations=budget, seed=seed)
 
 
 @names
@@ -105,7 +63,7 @@ def test_no_budget_and_seconds(name: str) -> None:
 @names
 def test_same_seed_same_result(name: str) -> None:
     rng = np.random.default_rng(5)
-    graph = random_graph(rng, 12 if name == "exact" else 40)  # what exact can prove
+    graph = uneven_graph(rng, 12 if name == "exact" else 40)  # what exact can prove
     results = [
         HEURISTICS[name](PlacementProblem(graph, load_cluster("4xv100")), simulations=100, seed=3) for _ in range(2)
     ]
@@ -129,14 +87,14 @@ def test_two_cliques_with_a_cheap_edge_are_cut_there(name: str) -> None:
 
 def test_fast_device_is_used_by_single_and_fastest() -> None:
     ops = [{"name": name, **work(9.0)} for name in "ab"]
-    problem = PlacementProblem(ComputationGraph.from_ops("two", ops), toy_cluster(speeds=(1.0, 2.0)))
+    problem = problem_of(ops, toy_cluster(speeds=(1.0, 2.0)))
     assert HEURISTICS["single"](problem).placement.tolist() == [1, 1]
     assert HEURISTICS["fastest"](problem).placement.tolist() == [1, 1]
 
 
 def test_placers_keep_groups_together() -> None:
     rng = np.random.default_rng(0)
-    problem = PlacementProblem(random_graph(rng, 60), load_cluster("2xv100"))
+    problem = PlacementProblem(uneven_graph(rng, 60), load_cluster("2xv100"))
     group = group_ops(problem).group
     for name in ("roundrobin", "expert", "metis", "random"):
         placement = HEURISTICS[name](problem, simulations=3).placement

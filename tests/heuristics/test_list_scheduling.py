@@ -2,8 +2,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.list_scheduling import (
@@ -14,11 +12,12 @@ from placeto.heuristics.list_scheduling import (
     place_by_start,
     upward_rank,
 )
-from placeto.problem.cluster import Device, load_cluster
+from placeto.problem.cluster import Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import alike, linked, random_graph, toy_cluster
+from tests.cases import problem_of, toy_problem
+from tests.toys import alike, linked
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
 TIMES = [
@@ -46,7 +45,7 @@ def published_example() -> PlacementProblem:
         record = {"name": f"n{task}", "outputs": [EDGES[edge] for edge in outgoing], "inputs": inputs}
         ops.append(record | {"time_us": {f"p{d}": float(time) for d, time in enumerate(times)}})
     devices = tuple(Device(f"p{d}", f"p{d}", 1.0, 1.0, 1000) for d in range(3))
-    return PlacementProblem(ComputationGraph.from_ops("published", ops), linked(devices, link="pair"))
+    return problem_of(ops, linked(devices, link="pair"))
 
 
 def test_upward_ranks_of_the_published_example() -> None:
@@ -68,19 +67,10 @@ def test_heft_fills_gaps() -> None:
         {"name": "join", "time_us": {"*": 50.0}, "inputs": [["long", 0], ["short", 0]]},
         {"name": "extra", "time_us": {"*": 40.0}},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("gap", ops), linked(alike(10**9, 10**9), 1e3))
+    problem = problem_of(ops, linked(alike(10**9, 10**9), 1e3))
     result = HEURISTICS["heft"](problem)
     assert result.placement[3] == result.placement[1] != result.placement[0]
     assert result.makespan_us == pytest.approx(150.0, abs=0.01)
-
-
-def test_etf_starts_what_can_start_first() -> None:
-    """Four equal ops on two devices: two each."""
-    ops = [{"name": f"op{i}", "time_us": {"*": 10.0}} for i in range(4)]
-    problem = PlacementProblem(ComputationGraph.from_ops("four", ops), load_cluster("2xp100"))
-    result = HEURISTICS["etf"](problem)
-    assert sorted(result.placement.tolist()) == [0, 0, 1, 1]
-    assert result.makespan_us == 30.0
 
 
 @pytest.mark.parametrize("name", ["heft", "etf"])
@@ -90,7 +80,7 @@ def test_dear_transfers_keep_ops_together(name: str) -> None:
         {"name": "b", "time_us": {"*": 10.0}, "inputs": [["a", 0]]},
         {"name": "c", "time_us": {"*": 10.0}, "inputs": [["a", 0]]},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("dear", ops), load_cluster("2xp100"))
+    problem = problem_of(ops, "2xp100")
     assert len(set(HEURISTICS[name](problem).placement.tolist())) == 1
 
 
@@ -108,51 +98,11 @@ def branches(count: int, tensor: int = 1, size: int = 8) -> list[dict]:
     return ops
 
 
-@given(seed=st.integers(0, 10**6), num_devices=st.integers(2, 5))
-@settings(max_examples=60, deadline=None)
-def test_etf_takes_the_soonest_of_all_pairs(seed: int, num_devices: int) -> None:
-    """Whatever its kernel passes over: of all ready ops and devices, many of which tie. Some ops stay together."""
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(2, 30))
-    parents = [rng.choice(op, size=min(op, int(rng.integers(0, 4))), replace=False).tolist() for op in range(count)]
-    size, time = rng.integers(1, 5, count).tolist(), rng.integers(1, 5, count).astype(float).tolist()
-    ops = [
-        {
-            "name": f"op{op}",
-            "time_us": {"*": time[op]},
-            "outputs": [size[op]],
-            "inputs": [[f"op{parent}", 0] for parent in parents[op]],
-        }
-        for op in range(count)
-    ]
-    problem = PlacementProblem(ComputationGraph.from_ops("ties", ops), linked(alike(*[10**9] * num_devices)))
-    rank, follow = upward_rank(problem), np.unique(rng.integers(0, count, count), return_inverse=True)[1]
-    free, home, finish = [0.0] * num_devices, dict[int, int](), dict[int, float]()
-
-    def start(op: int, device: int) -> float:
-        """With bandwidth 1 a tensor travels as many microseconds as it has bytes."""
-        inputs = [finish[parent] + (home[follow[parent]] != device) * size[parent] for parent in parents[op]]
-        return max(free[device], *inputs, 0.0)
-
-    while len(finish) < count:
-        ready = [op for op in range(count) if op not in finish and set(parents[op]) <= set(finish)]
-        begin, _, op, device = min(
-            (start(op, device), -rank[op], op, device)
-            for op in ready
-            for device in range(num_devices)
-            if home.get(follow[op], device) == device
-        )
-        home[follow[op]] = device
-        free[device] = finish[op] = begin + time[op]
-    placement, _ = place_by_start(problem, follow, False, np.zeros(count))
-    assert placement.tolist() == [home[group] for group in follow]
-
-
 @pytest.mark.parametrize("queueing", [True, False])
 @pytest.mark.parametrize("place", [place_by_finish, place_by_start])
 def test_parameters_wait_for_the_op_that_needs_them(place: Callable[..., Listed], queueing: bool) -> None:
     """Placed at time 0, where the first device is as good as any, they would draw all their gradients there."""
-    problem = PlacementProblem(ComputationGraph.from_ops("branches", branches(2), "inference"), linked(alike(99, 99)))
+    problem = problem_of(branches(2), linked(alike(99, 99)), mode="inference")
     placement, _ = place(problem, hard_groups(problem), queueing, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
     assert simulate(problem, placement).makespan_us == 21.0  # the input travels for 1 us
@@ -177,7 +127,7 @@ def test_a_parameter_with_a_place_has_to_travel(place: Callable[..., Listed]) ->
         {"name": "short", "time_us": {"*": 5.0}, "inputs": [["weight", 0]]},
         {"name": "unread", "param_bytes": 50},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("shared", ops, "inference"), linked(alike(10, 99, 99)))
+    problem = problem_of(ops, linked(alike(10, 99, 99)), mode="inference")
     placement, _ = place(problem, hard_groups(problem), True, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 0, 1]  # what nobody reads goes where there is most room
     near = PlacementProblem(problem.graph, linked(alike(10, 99, 99), 3.0))
@@ -196,7 +146,7 @@ def test_which_ops_float() -> None:
         {"name": "elsewhere", "inputs": [["a", 0]], "colocation": "other"},
         {"name": "mate", "inputs": [["costly", 0]], "colocation": "other"},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("floats", ops), linked(alike(9)))
+    problem = problem_of(ops, linked(alike(9)))
     follow = hard_groups(problem)
     floats, joined = floating_ops(problem, follow)
     assert np.flatnonzero(floats).tolist() == [0, 1, 2]
@@ -212,7 +162,7 @@ def test_what_is_found_does_not_depend_on_the_cores(
     found = []
     for threads in (1, 2):
         monkeypatch.setattr("placeto.heuristics.list_scheduling.threads", lambda number=threads: number)
-        problem = PlacementProblem(random_graph(7, 60), toy_cluster(3))
+        problem = toy_problem(7, 60, 3)
         found.append(HEURISTICS[name](problem, simulations=simulations))
     for result in found:
         assert result.simulations == found[0].simulations == (simulations or result.simulations)

@@ -1,7 +1,6 @@
 """Every placer where memory is short: on graphs that no single device holds, that hardly fit, and that don't."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +8,11 @@ import pytest
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.exact.placer import solve
 from placeto.placers import load_family
-from placeto.problem.cluster import Cluster
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
+from tests.cases import chain, devices, hourglass
 from tests.toys import toy_cluster
 
 LOOKS_AT_ONE = {"single"}
@@ -22,38 +20,6 @@ LOOKS_AT_ONE = {"single"}
 SEARCHES = [name for name in ("random", "hillclimb", "ils", "anneal", "multilevel", "exact") if name in HEURISTICS]
 """These use what budget they get, so they are to find what is there."""
 names = pytest.mark.parametrize("name", HEURISTICS)
-
-
-def with_memory(cluster: Cluster, *memory: int) -> Cluster:
-    devices = [replace(device, memory=size) for device, size in zip(cluster.devices, memory, strict=True)]
-    return replace(cluster, devices=tuple(devices))
-
-
-def devices(*memory: int, speeds: tuple[float, ...] | None = None) -> Cluster:
-    return with_memory(toy_cluster(len(memory), speeds), *memory)
-
-
-def chain(*param_bytes: int, output: int = 0, modules: bool = False) -> ComputationGraph:
-    """Ops in a row, in inference: a parameter takes its size and no more."""
-    ops = []
-    for i, size in enumerate(param_bytes):
-        op = {"name": f"op{i:02}", "flops": 10.0, "param_bytes": size, "outputs": [output]}
-        op["inputs"] = [[f"op{i - 1:02}", 0]] if i else []
-        op["module"] = f"block{i // 4}.layer{i}" if modules else ""
-        ops.append(op)
-    return ComputationGraph.from_ops("chain", ops, "inference")
-
-
-def hourglass(depth: int, size: int) -> ComputationGraph:
-    """Tensors that are made on the way down are held until they are read on the way up, the first one longest."""
-    ops = []
-    for i in range(depth):
-        inputs = [[f"down{i - 1}", 0]] if i else []
-        ops.append({"name": f"down{i}", "flops": 10.0, "outputs": [size], "inputs": inputs})
-    for i in reversed(range(depth)):
-        inputs = [[f"down{i}", 0]] + ([[f"up{i + 1}", 0]] if i < depth - 1 else [])
-        ops.append({"name": f"up{i}", "flops": 10.0, "outputs": [1], "inputs": inputs})
-    return ComputationGraph.from_ops("hourglass", ops)
 
 
 SPREAD = {

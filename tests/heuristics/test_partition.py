@@ -41,31 +41,6 @@ def test_only_what_metis_writes_is_kept_from_the_terminal() -> None:
     assert done.stdout == b"kept back, heard"
 
 
-TOGETHER = """
-import ctypes, threading
-from placeto.heuristics.partition import _silence
-entered = threading.Event()
-def other():
-    with _silence():
-        entered.set()
-        left.wait()
-left = threading.Event()
-thread = threading.Thread(target=other)
-with _silence():
-    thread.start()
-    entered.wait(0.3)  # in vain: it has to wait
-left.set()
-thread.join()
-print("heard")
-"""
-
-
-def test_silences_of_two_threads_do_not_overlap() -> None:
-    """The second one would take the first one's silence for the terminal, and restore that."""
-    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, check=True)
-    assert done.stdout == b"heard\n"
-
-
 NO_OUTPUT = """
 import os, sys
 from placeto.heuristics.partition import _silence

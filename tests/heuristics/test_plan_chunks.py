@@ -25,11 +25,6 @@ def test_the_chunks_of_one_device_take_the_work_of_its_ops() -> None:
     assert chunk_score(problem, alone, ["priority"]) == pytest.approx(simulate(problem, alone).makespan_us)
 
 
-def test_what_crosses_a_border_goes_back_as_a_gradient() -> None:
-    problem = PlacementProblem(GRAPH, load_cluster("2xv100"))
-    assert layer_costs(problem, False).back.tolist() == layers(problem, False).crossing.tolist()  # tensors of one shape
-
-
 def test_gradients_of_replicas_are_exchanged() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
     chunks, placement = chunk_problem(problem, make_plan(problem, ((0, 1, 2, 3),), ()))

@@ -11,17 +11,16 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.order_choice import choose_order
-from placeto.heuristics.plans import all_plans, make_plan, try_plans
+from placeto.heuristics.plans import all_plans, make_plan
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
+from tests.cases import problem_of
 
 LAYERS = 8
 
@@ -98,18 +97,6 @@ def test_plans_and_orders_are_chosen_by_simulation() -> None:
     assert found.makespan_us == min(orders + made_for_it)
 
 
-def test_the_best_plans_and_data_parallelism_are_tried_under_each_order() -> None:
-    problem = PlacementProblem(chain(4), load_cluster("2xv100+2xp100"))
-
-    def under(order: str, plan: Plan) -> float:
-        return simulate(problem.under(order), plan.placement(problem)).makespan_us
-
-    plans = sorted(all_plans(problem), key=lambda plan: min(under("priority", plan), under("earlier-0.02", plan)))
-    one_stage = next(plan for plan in plans if len(plan.devices) == 1)
-    least = min(under(order, plan) for order in STATIC_ORDERS for plan in (*plans[:3], one_stage))
-    assert HEURISTICS["pipeline"](problem).makespan_us <= least
-
-
 def test_devices_may_have_several_stages_so_that_the_first_and_the_last_layer_share_one() -> None:
     parts = {"words": nn.Embedding(16384, 512, device="meta"), "layers": linears(LAYERS, 512, device="meta")}
     tied = Made(lambda self, x: nn.functional.linear(self.layers(self.words(x)), self.words.weight), **parts)
@@ -148,19 +135,10 @@ def test_searches_choose_the_order_again_at_their_end() -> None:
         assert found.makespan_us <= min(orders)
 
 
-def test_an_evaluator_goes_on_under_the_order_of_the_best() -> None:
-    evaluator = Evaluator(PlacementProblem(GRAPH, load_cluster("4xv100")))
-    try_plans(evaluator, 0)
-    assert evaluator.problem.dispatch == evaluator.best_dispatch
-    before = evaluator.best_score
-    choose_order(evaluator, STATIC_ORDERS)
-    assert evaluator.best_score == before
-
-
 def test_graphs_whose_micro_batches_have_no_forward_pass_are_placed() -> None:
     of = {"pass": "backward", "flops": 1e6, "outputs": [4]}
     ops = [{"name": f"b{number}", "micro_batch": number, **of} for number in range(2)]
-    problem = PlacementProblem(ComputationGraph.from_ops("backward", ops), load_cluster("2xv100"))
+    problem = problem_of(ops, "2xv100")
     for placer in ("pipeline", "multilevel"):
         assert load_placer(placer)(problem, simulations=20).fits
 

@@ -1,14 +1,12 @@
 import numpy as np
 import pytest
 
-from placeto.heuristics.repair import _Links, _relieve, _traffic, repair
+from placeto.heuristics.repair import repair
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
-from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from tests.heuristics.test_memory_limits import chain, devices, hourglass
-from tests.toys import random_graph
+from tests.cases import chain, devices, hourglass
 
 
 def repaired(problem: PlacementProblem, placement: np.ndarray, simulations: int | None = None) -> Evaluator:
@@ -43,31 +41,6 @@ def test_the_budget_is_kept() -> None:
     problem = PlacementProblem(chain(60, 60, 60), devices(100, 100))
     evaluator = repaired(problem, np.array([0, 0, 1]), simulations=2)
     assert (evaluator.simulations, evaluator.best_fits) == (2, False)
-
-
-def test_traffic_is_kept_up_to_date_as_units_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What moves costs as much as its own edges, and no sum is made over all edges again."""
-    problem = PlacementProblem(random_graph(3, 80), devices(10**6, 10**6, 10**6))
-    rng = np.random.default_rng(0)
-    evaluator, placement = Evaluator(problem), rng.integers(3, size=80)
-    tables = []
-
-    def watched(links: _Links, device: np.ndarray, num_devices: int) -> np.ndarray:
-        tables.append((links, device, _traffic(links, device, num_devices)))
-        return tables[-1][2]
-
-    monkeypatch.setattr("placeto.heuristics.repair._traffic", watched)
-    peak = np.bincount(placement, minlength=3).astype(float)
-    moved = _relieve(evaluator, placement, np.ones(80), peak, np.array([74.0, 3.0, 3.0]))
-    assert np.bincount(moved).tolist() == [74, 3, 3]
-    ((links, device, traffic),) = tables
-    np.testing.assert_allclose(traffic, _traffic(links, device, 3), atol=1e-6)
-    src, dst = problem.graph.edge_src, problem.graph.edge_dst
-    travel = transfer_us(problem)[problem.graph.edge_tensor]
-    expected = np.zeros((80, 3))
-    np.add.at(expected, (src, moved[dst]), travel)
-    np.add.at(expected, (dst, moved[src]), travel)
-    np.testing.assert_allclose(traffic[evaluator.groups.group], expected, atol=1e-6)  # a unit is a group here
 
 
 def test_a_graph_without_edges() -> None:

@@ -18,12 +18,10 @@ from placeto.heuristics.local_search.annealing import MIX, annealing_of_parts
 from placeto.heuristics.local_search.delta_estimate import estimate, new_scratch
 from placeto.heuristics.local_search.descents import CLIMBING
 from placeto.heuristics.local_search.local_search import LocalSearch
-from placeto.heuristics.local_search.moves import RANDOM, propose
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import ROOFLINE
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator, kernel
@@ -31,8 +29,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
-from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
-from tests.heuristics.test_memory_limits import chain, devices
+from tests.cases import forks, problem_of, toy_problem, uneven_cluster, uneven_graph, uneven_problem
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
@@ -51,22 +48,11 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     return table
 
 
-def test_delta_estimates_prefer_the_idle_device() -> None:
-    problem = forks(3, 4, "4xv100")
-    groups = group_ops(problem)
-    device = np.zeros(groups.num_groups, np.int64)
-    device[[name.startswith("c0") for name in np.array(problem.graph.op_names)[np.argsort(groups.group)]]] = 1
-    table = guess(problem, device)
-    first = groups.group[problem.graph.op_names.index("c1:0")]
-    assert table[first, 2] < table[first, 1]  # device 1 is busy with c0, device 2 idle
-    assert table[first, 2] == table[first, 3]
-
-
 def test_delta_estimates_rank_moves_like_the_simulator() -> None:
     correlations = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 60), random_cluster(rng, 3))
+        problem = PlacementProblem(uneven_graph(rng, 60), uneven_cluster(rng, 3))
         groups, devices = group_ops(problem).num_groups, problem.num_devices
         device = rng.integers(devices, size=groups)
         batch = InstanceBatch.of([make_instance(problem)])
@@ -83,42 +69,11 @@ def test_chains_are_runs_of_only_children() -> None:
     ops = [
         {"name": n, "time_us": {"*": 5.0}, "outputs": [1], "inputs": [[p, 0] for p in ps]} for n, ps in inputs.items()
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("fork", ops), load_cluster("2xp100"))
+    problem = problem_of(ops, "2xp100")
     groups = group_ops(problem)
     assert groups.num_groups == 8
     letter = dict(zip(groups.group.tolist(), inputs, strict=True))
     assert sorted("".join(letter[g] for g in chain) for chain in chains(problem, groups)) == ["abc", "de", "gh"]
-
-
-def test_neighbourhood_lists_each_group_in_all_its_sets() -> None:
-    problem = PlacementProblem(random_graph(np.random.default_rng(3), 40), load_cluster("2xp100"))
-    near = neighbourhood(problem, group_ops(problem))
-    for group in range(len(near.op_ptr) - 1):
-        entries = range(near.home_ptr[group], near.home_ptr[group + 1])
-        assert [near.sets[near.home_place[k]] for k in entries] == [group] * len(entries)
-        assert all(near.set_ptr[near.home[k]] <= near.home_place[k] < near.set_ptr[near.home[k] + 1] for k in entries)
-        assert (near.sets == group).sum() == len(entries)
-
-
-def test_of_many_devices_a_group_is_offered_that_of_a_neighbour() -> None:
-    """Half of the time; on few devices all are offered alike."""
-    shares = []
-    for cluster in ("8xh100", "2x8xh100"):
-        problem = forks(8, 6, cluster)
-        evaluator = Evaluator(problem, simulations=2)
-        groups = evaluator.groups.num_groups
-        start = np.arange(groups) % problem.num_devices
-        search = LocalSearch(evaluator, start, {"random": 1.0}, np.random.default_rng(0))
-        near, chosen, target, near_by = search.near, np.zeros(groups, np.int64), np.zeros(groups, np.int64), []
-        for _ in range(800):
-            marked = np.zeros(groups, bool)
-            propose(near, search.state, RANDOM, problem.num_devices, marked, chosen, target)
-            around = near.near[near.near_ptr[chosen[0]] : near.near_ptr[chosen[0] + 1]]
-            assert target[0] != search.device[chosen[0]]
-            near_by.append(target[0] in search.device[around])
-        shares.append(np.mean(near_by))
-    assert shares[0] < 2.5 / 7
-    assert 0.5 < shares[1] < 0.5 + 2.5 / 15
 
 
 def test_hill_climbing_ends_where_every_move_is_known() -> None:
@@ -136,21 +91,10 @@ def test_a_descent_simulates_no_placement_twice() -> None:
     assert 6 < np.count_nonzero(search.state.seen) == evaluator.simulations
 
 
-def test_annealing_goes_on_where_all_is_known() -> None:
-    problem = forks(3, 3, "2xp100")  # 512 placements
-    evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
-    search = LocalSearch(evaluator, np.zeros(9, np.int64), MIX, np.random.default_rng(0))
-    seen = search.state.seen
-    search.run(0.2, 0.2)
-    known = np.count_nonzero(seen)
-    assert 256 <= known <= 512
-    assert evaluator.simulations == 20_000
-
-
 def test_state_agrees_with_the_simulator_after_any_search() -> None:
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 30), random_cluster(rng, 3))
+        problem = uneven_problem(rng, 30, 3)
         groups = group_ops(problem)
         evaluator = Evaluator(problem, groups, simulations=300)
         search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), MIX, rng)
@@ -176,25 +120,13 @@ def test_iterated_search_leaves_a_local_optimum() -> None:
          "inputs": [[f"{pair}{i - 1}", 0]] if i else []}
         for i in range(3) for pair in "ab"
     ]  # fmt: skip
-    problem = PlacementProblem(ComputationGraph.from_ops("pairs", ops), load_cluster("2xp100"))
+    problem = problem_of(ops, "2xp100")
     evaluator = Evaluator(problem, group_ops(problem), simulations=500)
     LocalSearch(evaluator, np.zeros(6, np.int64), {"random": 1.0}, np.random.default_rng(0)).run()
     assert evaluator.best_score == pytest.approx(problem.single_device_us)
     assert HEURISTICS["ils"](problem, simulations=500).makespan_us == pytest.approx(
         problem.single_device_us / 2, rel=0.01
     )
-
-
-def test_share_of_worse_moves_is_steered() -> None:
-    """Hotter searches accept more; the temperature follows the share that is asked for."""
-    problem = forks(6, 5, "4xv100")
-    ends = []
-    for share in (0.01, 0.3):
-        evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
-        search = LocalSearch(evaluator, np.zeros(30, np.int64), CLIMBING, np.random.default_rng(0))
-        search.run(share, share)
-        ends.append(float(search.state.temperature[0]))
-    assert ends[1] > 3.0 * ends[0]
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -208,7 +140,7 @@ def test_searches_use_their_budget_and_improve(name: str) -> None:
 
 
 def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() -> None:
-    problem = PlacementProblem(random_graph(np.random.default_rng(7), 500), load_cluster("4xv100"), ROOFLINE)
+    problem = toy_problem(7, 500, 4)
     groups = group_ops(problem)
     ends = {}
     for budget in (500, 8000):
@@ -237,7 +169,7 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
     """With a memo so small that proposals of a batch wait for each other, and rejections that are all known."""
     for seed, memo in ((0, 1 << 16), (1, 16), (2, 1)):
         rng = np.random.default_rng(seed)
-        problem = PlacementProblem(random_graph(rng, 40), random_cluster(rng, 3))
+        problem = uneven_problem(rng, 40, 3)
         monkeypatch.setattr(local_search, "MEMO", memo)
         monkeypatch.setattr(local_search, "KNOWN", 20)
         for method in ("anneal", "hillclimb", "ils"):
@@ -270,14 +202,6 @@ def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.Mo
     assert helper.result(timeout=20)
 
 
-def test_a_start_that_does_not_fit_is_repaired() -> None:
-    """Of the 8 placements one fits, and no cheap placer meets it."""
-    problem = PlacementProblem(chain(60, 40, 70), devices(110, 60))
-    evaluator = Evaluator(problem, group_ops(problem))
-    best_cheap(evaluator)
-    assert evaluator.best_fits
-
-
 @pytest.mark.parametrize("name", SEARCHES)
 def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock goes on by one second at each look, so that some limit is reached at each of them."""
@@ -307,32 +231,3 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
     result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
     assert clock.now == pytest.approx(0.24)
     assert result.seconds == clock.now
-
-
-def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience counts over all looks at the clock, so that iterated search restarts where chunks are small, too."""
-    problem = forks(4, 6, "4xv100")
-    ends = []
-    for chunk in (1000, 16):
-        monkeypatch.setattr(local_search, "CHUNK", chunk)
-        evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
-        search = LocalSearch(evaluator, np.zeros(24, np.int64), {"random": 1.0}, np.random.default_rng(0))
-        search.run(patience=72)
-        ends.append(evaluator.simulations)
-    assert ends[0] < 3000
-    assert ends[1] < 3000
-
-
-def test_starts_solve_small_linear_programs_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more than 2,000 ops these take seconds; m-SCT itself solves them up to 5,000."""
-    sizes: list[int] = []
-
-    def relaxation(time: np.ndarray, *arguments: object) -> None:
-        sizes.append(len(time))
-
-    monkeypatch.setattr("placeto.heuristics.baechi._relaxation", relaxation)
-    for size in (50, 2001):
-        best_cheap(Evaluator(PlacementProblem(random_graph(np.random.default_rng(3), size), load_cluster("4xv100"))))
-    assert sizes == [50, 50]
-    HEURISTICS["m-sct"](PlacementProblem(random_graph(np.random.default_rng(3), 2001), load_cluster("4xv100")))
-    assert sizes == [50, 50, 2001, 2001]

@@ -4,14 +4,13 @@ from hypothesis import strategies as st
 
 from placeto.policies.coarsening import Coarsening
 from placeto.problem.grouping import group_ops
-from placeto.problem.problem import PlacementProblem
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), size=st.integers(2, 120), devices=st.integers(1, 4), placed=st.integers(0, 1000))
 def test_clusters_are_nested_numbered_by_their_first_group_and_each_on_one_device(seed, size, devices, placed):
-    problem = PlacementProblem(random_graph(seed, size), toy_cluster(devices))
+    problem = toy_problem(seed, size, devices)
     groups = group_ops(problem)
     placement = np.random.default_rng(placed).integers(devices, size=groups.num_groups)
     counts = [max(2, round(share * groups.num_groups)) for share in (0.5, 0.25, 0.1)]
@@ -31,7 +30,7 @@ def test_clusters_are_nested_numbered_by_their_first_group_and_each_on_one_devic
 
 def test_groups_that_exchange_most_for_their_work_are_joined_first():
     """On one device a chain of equal groups is halved by joining neighbours: no cluster is of strangers."""
-    problem = PlacementProblem(random_graph(3, 120), toy_cluster(1))
+    problem = toy_problem(3, 120, 1)
     groups = group_ops(problem)
     graph = problem.graph
     near = np.zeros((groups.num_groups, groups.num_groups), bool)
@@ -47,7 +46,7 @@ def test_groups_that_exchange_most_for_their_work_are_joined_first():
 
 
 def test_a_count_that_cant_be_reached_leaves_more_clusters():
-    problem = PlacementProblem(random_graph(3, 40), toy_cluster(4))
+    problem = toy_problem(3, 40, 4)
     groups = group_ops(problem)
     apart = np.arange(groups.num_groups) % 4
     (rows,) = Coarsening(problem, groups).joined(apart, [1])

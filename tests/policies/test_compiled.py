@@ -45,18 +45,3 @@ def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
         np.testing.assert_allclose(some, np.where(asked, found, 0.0), rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         largest = max(largest, float(np.abs(expected).max()))
     assert largest > 1.0
-
-
-def test_weights_of_now() -> None:
-    """A policy that learns on isn't followed; one made of it again is another."""
-    policy = PlacetoPolicy(PlacetoConfig())
-    batch = InstanceBatch.of([make_instance(fork_of_chains(3, 2))])
-    zero = np.zeros((1, batch.max_groups), np.int64)
-    seen, _, _ = observe(batch, zero[0, :1], zero, zero.astype(bool), zero[0, :1])
-    arrays = seen.node, seen.pair, seen.arcs, seen.edge, seen.current, seen.offered
-    first = CompiledPolicy.of(policy)
-    before = first(*arrays)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.5)
-    assert not np.allclose(CompiledPolicy.of(policy)(*arrays), before)

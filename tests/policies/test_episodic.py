@@ -9,12 +9,11 @@ from placeto.environment.config import EnvConfig
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.episodic import EpisodePlacer
 from placeto.problem.grouping import group_ops
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
-PROBLEM = PlacementProblem(random_graph(1, 60), toy_cluster(4))
+PROBLEM = toy_problem(1, 60, 4)
 
 
 class Gain(nn.Module):

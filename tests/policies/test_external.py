@@ -10,10 +10,9 @@ from placeto.extensions import ExtensionError
 from placeto.placers import load_placer, placer_names
 from placeto.policies import external
 from placeto.policies.base import PolicyError
-from placeto.problem.problem import PlacementProblem
 from placeto.training.config import ConfigError, default_config
 from placeto.training.trainer import train
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 POLICY = """
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ learning = ExternalPolicy("iterative", Config, Network, "", learning=3)
 def trained(out: Path) -> dict[str, float]:
     config = default_config("mine", str(out))
     learning = replace(config.learning, replicas=2, moves=2)
-    problems = {"r": PlacementProblem(random_graph(0, 20), toy_cluster(2))}
+    problems = {"r": toy_problem(0, 20, 2)}
     return train(replace(config, iterations=1, learning=learning), problems, None)
 
 
@@ -107,7 +106,7 @@ def made(out: str) -> object:
 def test_a_policy_that_fits_is_trained_and_placed_with(adds: Callable[..., None], tmp_path: Path) -> None:
     adds("placeto.policies", "mine = ours:mine", NETWORK.replace("RETURNS", "moves, moves"))
     trained(tmp_path / "run")
-    problem = PlacementProblem(random_graph(0, 20), toy_cluster(2))
+    problem = toy_problem(0, 20, 2)
     assert load_placer(tmp_path / "run")(problem, simulations=30).simulations == 30
 
 

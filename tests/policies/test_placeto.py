@@ -6,15 +6,14 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy, two_scales
-from placeto.problem.problem import PlacementProblem
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 VARIANTS = [PlacetoConfig(), PlacetoConfig(rounds=0)]
 
 
 @pytest.fixture(scope="module")
 def batch():
-    problems = [PlacementProblem(random_graph(s, 15 + 5 * s), toy_cluster(2 + s)) for s in range(2)]
+    problems = [toy_problem(s, 15 + 5 * s, 2 + s) for s in range(2)]
     return InstanceBatch.of([make_instance(p) for p in problems])
 
 
@@ -46,7 +45,7 @@ def test_episodes_of_a_batch_do_not_influence_one_another(batch, config):
 
 def test_equal_devices_can_be_renamed():
     """Swapping the devices of a placement swaps the columns of the logits: nothing hangs on a device's number."""
-    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(3, 25), toy_cluster(2)))])
+    batch = InstanceBatch.of([make_instance(toy_problem(3, 25, 2))])
     random = np.random.default_rng(0)
     placement = random.integers(2, size=(1, batch.max_groups))
     policy = PlacetoPolicy(PlacetoConfig())

@@ -6,13 +6,13 @@ from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
 from placeto.policies.base import PolicyError
 from placeto.policies.placeto_paper import Networks, PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
-from placeto.problem.problem import PlacementProblem
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
+from tests.toys import fork_of_chains
 
 
 @pytest.fixture(scope="module")
 def walk():
-    return Walk(make_instance(PlacementProblem(random_graph(1, 30), toy_cluster(3))))
+    return Walk(make_instance(toy_problem(1, 30, 3)))
 
 
 def policy(seed=0, **settings):

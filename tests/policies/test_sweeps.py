@@ -1,17 +1,12 @@
 import numpy as np
-import pytest
 
 from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
-from placeto.policies.coarsening import Coarsening
-from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.sweeps import GuidedConfig, Sweeper
-from placeto.problem.grouping import join_groups
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 class Oracle:
@@ -48,7 +43,7 @@ class Watched(Evaluator):
 
 
 def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_one_device(placer):
-    problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
+    problem = toy_problem(1, 90, 3)
     instance = make_instance(problem)
     groups = instance.groups.num_groups
     evaluator = Watched(problem, instance.groups, 1000)
@@ -73,7 +68,7 @@ def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_on
 
 
 def test_a_sweep_ends_once_nothing_better_is_found():
-    problem = PlacementProblem(random_graph(1, 120), toy_cluster(3))
+    problem = toy_problem(1, 120, 3)
     instance = make_instance(problem)
     oracle = Oracle(instance)
     start = np.random.default_rng(0).integers(3, size=instance.groups.num_groups)
@@ -86,83 +81,8 @@ def test_a_sweep_ends_once_nothing_better_is_found():
         assert len(scores) - 1 - int(np.argmin(scores)) == patience
 
 
-def test_the_policys_best_move_of_any_level_is_tried_first():
-    """An oracle of all levels: what is tried first is the best of all moves of groups and clusters."""
-    problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
-    instance = make_instance(problem)
-    groups = instance.groups.num_groups
-    start = np.random.default_rng(0).integers(3, size=groups)
-    coarsening, evaluator = Coarsening(problem, instance.groups), Watched(problem, instance.groups, 2)
-    before = evaluator.score(start)
-
-    class OfAllLevels:
-        def __call__(self, node, pair, arcs, edge, current, asked):
-            of = next(rows for rows in views if rows.max() + 1 == len(current))
-            logits = np.zeros(asked.shape, np.float32)
-            for cluster, device in np.argwhere(asked):
-                logits[cluster, device] = -values[tuple(np.where(of == cluster, device, start))]
-            return logits
-
-    counts = [max(4, round(share * groups)) for share in GuidedConfig().scales[1:]]
-    views = [np.arange(groups), *coarsening.joined(start, counts)]
-    moves = [(of, c, d) for of in views for c in range(of.max() + 1) for d in range(3)]
-    rows = [tuple(np.where(of == c, d, start)) for of, c, d in moves]
-    values = {row: Evaluator(problem).score(np.array(row)) for row in rows}
-    GuidedPlacer(OfAllLevels(), EnvConfig()).sweeper.sweep(instance, evaluator)
-    best = min(value for row, value in values.items() if row != tuple(start))
-    assert best < before
-    assert values[tuple(evaluator.asked[1])] == best
-
-
-@pytest.mark.parametrize("worth", [0.0, 100.0])
-def test_groups_are_joined_wherever_they_are_only_if_that_loses_little(placer, worth):
-    problem = PlacementProblem(random_graph(1, 120), toy_cluster(3))
-    instance = make_instance(problem)
-    joined = join_groups(problem, instance.groups, round(0.125 * instance.groups.num_groups))
-    start = np.random.default_rng(0).integers(3, size=instance.groups.num_groups)
-    evaluator = Watched(problem, instance.groups, 1000)
-    evaluator.score(start)
-    config = GuidedConfig(worth_rounding=worth)
-    Sweeper(placer.policy, placer.env, config).sweep_rounded(instance, evaluator)
-    whole = [len(set(zip(joined.group[instance.groups.first_op], row, strict=True))) for row in evaluator.asked]
-    assert whole[0] > joined.num_groups
-    assert whole[1:] == [joined.num_groups] * (len(whole) - 1)
-    assert len(whole) == 2 or worth > 0
-    assert len(whole) > 10 or worth == 0
-
-
-def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
-    """And eight are tried; observing what was simulated before costs nothing."""
-    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
-    instance = make_instance(problem)
-    evaluator, looks = Watched(problem, instance.groups), []
-    look = Sweeper._views
-
-    def watched(self, *arguments):
-        looks.append(len(evaluator.asked))
-        return look(self, *arguments)
-
-    monkeypatch.setattr(Sweeper, "_views", watched)
-    start = np.zeros(instance.groups.num_groups, np.int64)
-    evaluator.score(start)
-    placer.sweeper.sweep(instance, evaluator)
-    best, kept = Evaluator(problem).score(start), []
-    for number, placement in enumerate(evaluator.asked[1:], 1):
-        score = Evaluator(problem).score(placement)
-        best = min(best, score)
-        if score <= best * 1.003:
-            kept.append(number)
-    tried = np.diff([*looks, len(evaluator.asked)])
-    per_look = [
-        sum(first <= number < first + count for number in kept) for first, count in zip(looks, tried, strict=True)
-    ]
-    assert max(tried) <= 8
-    assert max(per_look) == 2
-    assert len(looks) < len(evaluator.asked) / 2
-
-
 def test_a_fixed_traversal_asks_for_each_group_once_and_may_leave_it_where_it_is():
-    problem = PlacementProblem(random_graph(1, 30), toy_cluster(3))
+    problem = toy_problem(1, 30, 3)
     instance = make_instance(problem)
     turns, groups, oracle = [], instance.groups.num_groups, Oracle(instance)
 

@@ -8,14 +8,13 @@ from placeto.environment.walk import CURRENT, Walk
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from placeto.policies.traversal import TraversalPlacer, decide, traverse
 from placeto.problem.grouping import group_ops
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return PlacementProblem(random_graph(1, 30), toy_cluster(3))
+    return toy_problem(1, 30, 3)
 
 
 def untrained():
@@ -58,16 +57,11 @@ def test_a_budget_is_spent_on_traversals_and_kept(problem):
 
 def test_it_visits_every_node_once_and_goes_where_the_policy_says():
     """The last placement of the traversal has all on device 0, the best of all where transfers take long."""
-    problem = PlacementProblem(random_graph(0, 20), toy_cluster(2))
+    problem = toy_problem(0, 20, 2)
     policy = ToTheFirst(2)
     result = TraversalPlacer(policy)(problem)
     assert sorted(policy.asked) == list(range(group_ops(problem).num_groups)), "one node at a time, each once"
     assert result.makespan_us <= problem.single_device_us
-
-
-def test_one_device_is_placed_on():
-    problem = PlacementProblem(random_graph(0, 10), toy_cluster(1))
-    assert TraversalPlacer(ToTheFirst(1))(problem, simulations=50).makespan_us == problem.single_device_us
 
 
 def test_devices_are_drawn_as_likely_as_the_policy_says():

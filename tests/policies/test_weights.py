@@ -9,7 +9,7 @@ from safetensors.numpy import save
 
 from placeto.policies.weights import WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
-from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from placeto.training.checkpoint import CheckpointError, load_checkpoint
 
 STATE = {
     "format": "placeto.checkpoint/1",
@@ -83,10 +83,3 @@ def test_other_values_are_found_under_an_old_checksum(tmp_path: Path) -> None:
         path.write_bytes(save(*others))
         with pytest.raises(WeightsError, match="damaged: its checksum isn't that of its content"):
             load_weights(path)
-
-
-def test_checkpoints_may_be_weights_files(tmp_path: Path) -> None:
-    save_checkpoint({**load_checkpoint("pretrained")}, tmp_path / "again.safetensors")
-    first, again = load_checkpoint("pretrained"), load_checkpoint(tmp_path / "again.safetensors")
-    assert first["config"] == again["config"]
-    assert all((again["best_parameters"][name] == value).all() for name, value in first["best_parameters"].items())

@@ -4,17 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.critical_path import PARTS, critical_path
 from placeto.simulator.schedule import simulate
+from tests.cases import problem_of
 from tests.reference import random_problem
-from tests.toys import toy_cluster, two_cliques, work
+from tests.toys import work
 
 
 def test_a_chain_over_two_devices() -> None:
     ops = [{"name": "a", "outputs": [7], **work(10.0)}, {"name": "b", "inputs": [["a", 0]], **work(20.0)}]
-    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), toy_cluster(2))
+    problem = problem_of(ops, 2)
     path = critical_path(simulate(problem, np.array([0, 1])))
     assert path.steps.tolist() == [0, 2, 1]
     assert path.needed.tolist() == [True, True, True]
@@ -30,7 +29,7 @@ def test_waiting_for_a_busy_device_and_a_busy_link() -> None:
         {"name": "c", "inputs": [["b", 0]], **work(1.0)},
         {"name": "d", "inputs": [["b", 1]], **work(2.0)},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("queues", ops), toy_cluster(2))
+    problem = problem_of(ops, 2)
     path = critical_path(simulate(problem, np.array([0, 0, 1, 1])))
     assert path.steps.tolist() == [0, 1, 4, 5, 3]
     assert path.needed.tolist() == [False, True, False, True, True]
@@ -39,29 +38,16 @@ def test_waiting_for_a_busy_device_and_a_busy_link() -> None:
     }  # fmt: skip
 
 
-def test_overheads_are_launches() -> None:
-    ops = [{"name": name, "time_us": {"*": 5.0}} for name in "ab"]
+def test_on_one_device_ops_wait_for_launches_and_for_their_inputs() -> None:
+    ops = [{"name": name, "outputs": [1], "time_us": {"*": 5.0}} for name in "ab"]
     cluster = load_cluster("2xv100")
-    path = critical_path(simulate(PlacementProblem(ComputationGraph.from_ops("two", ops), cluster), np.zeros(2, int)))
+    path = critical_path(simulate(problem_of(ops, cluster), np.zeros(2, int)))
     assert path.time_us["launch"] == pytest.approx(2 * cluster.devices[0].overhead_us)
-
-
-def test_an_op_after_its_input_on_one_device_waits_for_the_input() -> None:
-    ops = [
-        {"name": "a", "outputs": [1], "time_us": {"*": 5.0}},
-        {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 5.0}},
-    ]
-    problem = PlacementProblem(ComputationGraph.from_ops("two", ops), load_cluster("2xv100"))
-    path = critical_path(simulate(problem, np.zeros(2, int)))
+    ops[1]["inputs"] = [["a", 0]]
+    path = critical_path(simulate(problem_of(ops, cluster), np.zeros(2, int)))
     assert path.needed.tolist() == [True, True]
     assert path.took_us.tolist() == [5.0, 5.0]
     assert path.time_us["device"] == 0.0
-
-
-def test_what_ends_last_of_a_known_optimum() -> None:
-    path = critical_path(simulate(two_cliques(), np.array([0] * 6 + [1] * 6)))
-    assert path.time_us["compute"] + path.time_us["device"] == 70.0
-    assert path.time_us["transfer"] == 1.0
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from placeto.problem.cluster import SharedLink, load_cluster
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.data_parallel import best_ring, data_parallel
+from tests.cases import problem_of
 from tests.toys import toy_cluster, work
 
 
-def problem_of(mode: str = "training", devices: int = 4, memory: int = 10**12) -> PlacementProblem:
+def two_ops(mode: str = "training", devices: int = 4, memory: int = 10**12) -> PlacementProblem:
     ops = [
         {"name": "a", "param_bytes": 600, "outputs": [10], **work(1000.0)},
         {"name": "b", "param_bytes": 200, "inputs": [["a", 0]], "outputs": [30], **work(500.0)},
     ]
-    return PlacementProblem(ComputationGraph.from_ops("two", ops, mode), toy_cluster(devices, memory=memory))
+    return problem_of(ops, toy_cluster(devices, memory=memory), mode)
 
 
 def on(problem: PlacementProblem, **fields: object) -> PlacementProblem:
@@ -25,35 +25,24 @@ def on(problem: PlacementProblem, **fields: object) -> PlacementProblem:
 
 def test_a_step_of_four_replicas() -> None:
     """Six rounds of 200 bytes at 1 byte/us beside 1,500 us of computing."""
-    step = data_parallel(problem_of())
+    step = data_parallel(two_ops())
     assert (step.replica_us, step.all_reduce_us, step.gradient_bytes) == (1500.0, 1200.0, 800)
     assert (step.least_us, step.most_us, step.batches) == (1500.0, 2700.0, 4)
     assert step.peak_memory.tolist() == [4 * 800 + 10 + 30] * 4
     assert step.gain(1350.0) == (2.0, 3.6)
 
 
-def test_latency_counts_in_every_round() -> None:
-    slow = on(problem_of(), latency_us=np.full((4, 4), 7.0))
+def test_what_changes_a_step() -> None:
+    """Latency counts in every round, the slowest device decides; inference and one device send nothing."""
+    slow = on(two_ops(), latency_us=np.full((4, 4), 7.0))
     assert data_parallel(slow).all_reduce_us == 1200.0 + 6 * 7.0
-
-
-def test_inference_and_one_device_send_nothing() -> None:
-    assert data_parallel(problem_of("inference")).most_us == 1500.0
-    assert data_parallel(problem_of(devices=1)).most_us == 1500.0
-
-
-def test_it_fits_only_where_each_device_holds_a_replica() -> None:
-    assert data_parallel(problem_of(memory=3240)).fits
-    assert not data_parallel(problem_of(memory=3239)).fits
-
-
-def test_the_slowest_device_decides() -> None:
-    problem = PlacementProblem(problem_of().graph, toy_cluster(speeds=(1.0, 0.5)))
-    assert data_parallel(problem).replica_us == 3000.0
+    assert data_parallel(two_ops("inference")).most_us == data_parallel(two_ops(devices=1)).most_us == 1500.0
+    assert [data_parallel(two_ops(memory=memory)).fits for memory in (3239, 3240)] == [False, True]
+    assert data_parallel(PlacementProblem(two_ops().graph, toy_cluster(speeds=(1.0, 0.5)))).replica_us == 3000.0
 
 
 def test_the_ring_goes_around_slow_links() -> None:
-    problem = problem_of()
+    problem = two_ops()
     bandwidth = np.full((4, 4), 10.0)
     bandwidth[0, 1] = bandwidth[1, 0] = bandwidth[2, 3] = bandwidth[3, 2] = 1.0
     ring, time_us = best_ring(on(problem, bandwidth=bandwidth), 400)
@@ -66,13 +55,13 @@ def test_the_ring_goes_around_slow_links() -> None:
 def test_what_shares_a_link_divides_it() -> None:
     """Two of the three sends of a ring always cross a link that all but the first and last share."""
     link = SharedLink("switch", 1.0, ("gpu:0", "gpu:1", "gpu:2"), ("gpu:0", "gpu:1", "gpu:2"))
-    assert best_ring(on(problem_of(devices=3), shared_links=(link,)), 300)[1] == 4 * 3 * 100.0
+    assert best_ring(on(two_ops(devices=3), shared_links=(link,)), 300)[1] == 4 * 3 * 100.0
 
 
 @pytest.mark.parametrize("name", ["2x4xv100", "2x8xh100"])
 def test_hosts_in_their_order_cross_each_card_once(name: str) -> None:
     cluster = load_cluster(name)
-    ring, time_us = best_ring(PlacementProblem(problem_of().graph, cluster), 10**9)
+    ring, time_us = best_ring(PlacementProblem(two_ops().graph, cluster), 10**9)
     devices = cluster.num_devices
     card = min(link.bandwidth for link in cluster.shared_links)
     rounds = 2 * (devices - 1)
@@ -82,5 +71,5 @@ def test_hosts_in_their_order_cross_each_card_once(name: str) -> None:
 
 def test_transfers_of_the_ring_are_those_of_the_simulator() -> None:
     """On a K80, a link is busy for 25 us after each of the two transfers of half the bytes at 7,600 bytes/us."""
-    problem = PlacementProblem(problem_of().graph, load_cluster("2xk80"))
+    problem = PlacementProblem(two_ops().graph, load_cluster("2xk80"))
     assert best_ring(problem, 15_200_000)[1] == 2 * (1000.0 + 25.0)

@@ -3,12 +3,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.device_shares import device_shares
 from placeto.simulator.schedule import simulate
+from tests.cases import problem_of
 from tests.reference import random_problem
-from tests.toys import toy_cluster, work
+from tests.toys import work
 
 
 def test_a_device_that_computes_while_it_sends_is_busy() -> None:
@@ -17,7 +16,7 @@ def test_a_device_that_computes_while_it_sends_is_busy() -> None:
         {"name": "b", "inputs": [["a", 0]], **work(20.0)},
         {"name": "c", "inputs": [["a", 0]], **work(3.0)},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("fork", ops, "inference"), toy_cluster(3))
+    problem = problem_of(ops, 3, mode="inference")
     schedule = simulate(problem, np.array([0, 1, 0]))  # a to 10, sent to 17, c on the same device to 13, b to 37
     assert schedule.makespan_us == 37.0
     assert device_shares(schedule) == pytest.approx(np.array([[13, 4, 20], [20, 0, 17], [0, 0, 37]]) / 37)
@@ -25,7 +24,7 @@ def test_a_device_that_computes_while_it_sends_is_busy() -> None:
 
 def test_a_step_that_takes_no_time_is_waiting() -> None:
     ops = [{"name": "a", "time_us": {"*": 0.0}}]
-    problem = PlacementProblem(ComputationGraph.from_ops("nothing", ops), toy_cluster(1))
+    problem = problem_of(ops, 1)
     assert device_shares(simulate(problem, np.zeros(1, int))).tolist() == [[0.0, 0.0, 1.0]]
 
 

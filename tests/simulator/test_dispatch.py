@@ -16,6 +16,7 @@ from placeto.problem.dispatch import OrderError, fixed_edges, order_of_lists
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.cases import problem_of
 from tests.reference import random_problem
 from tests.toys import linked
 
@@ -45,7 +46,7 @@ FORK = [op("s", 1.0), op("x", 2.0, "s"), op("y", 3.0, "s", outputs=(4000,)), op(
     ],
 )
 def test_each_dispatch(dispatch: str, start: list[float], makespan: float) -> None:
-    problem = PlacementProblem(ComputationGraph.from_ops("fork", FORK), plain_cluster(2), dispatch=dispatch)
+    problem = problem_of(FORK, plain_cluster(2), dispatch=dispatch)
     schedule = simulate(problem, np.array([0, 0, 0, 1]))
     assert (schedule.start_us.tolist(), schedule.makespan_us) == (start, makespan)
 
@@ -85,7 +86,7 @@ PAIR_OF_CHAINS = [op(f"a{n}", 10.0, outputs=(5000,)) for n in range(2)] + [op(f"
 )
 def test_transfers_queue_for_a_shared_link(bandwidth: float, start: list[float]) -> None:
     card = SharedLink("card of host 0, out", bandwidth, ("d0", "d1"), ("d2", "d3"))
-    problem = PlacementProblem(ComputationGraph.from_ops("chains", PAIR_OF_CHAINS), plain_cluster(4, shared=(card,)))
+    problem = problem_of(PAIR_OF_CHAINS, plain_cluster(4, shared=(card,)))
     schedule = simulate(problem, np.arange(4))
     assert schedule.start_us[2:].tolist() == start
     assert simulate(problem, np.array([0, 2, 1, 3])).start_us[2:].tolist() == [15.0, 15.0], (

@@ -2,12 +2,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, memory_timelines, peak_by_category
 from placeto.simulator.schedule import simulate
+from tests.cases import problem_of
 from tests.reference import random_problem
-from tests.toys import toy_cluster, work
+from tests.toys import work
 
 
 def test_two_ops_on_two_devices() -> None:
@@ -15,7 +14,7 @@ def test_two_ops_on_two_devices() -> None:
         {"name": "a", "param_bytes": 3, "outputs": [7], **work(10.0)},
         {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops, "inference"), toy_cluster(2))
+    problem = problem_of(ops, 2, mode="inference")
     (times, first), (later, second) = memory_timelines(simulate(problem, np.array([0, 1])))
     assert (times.tolist(), first.tolist()) == ([0.0, 17.0], [10, 3])
     assert (later.tolist(), second.tolist()) == ([0.0, 17.0, 37.0], [0, 12, 0])
@@ -27,7 +26,7 @@ def test_what_the_peak_is_for() -> None:
         {"name": "a", "inputs": [["w", 0]], "outputs": [7], **work(10.0)},
         {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
     ]
-    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), toy_cluster(2))
+    problem = problem_of(ops, 2)
     schedule = simulate(problem, np.array([0, 0, 1]))
     of = {"weights": 3, "gradients": 3, "optimizer": 6, "activations": 7, "received": 0}
     assert peak_by_category(schedule, 0) == of

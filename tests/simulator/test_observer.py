@@ -9,7 +9,7 @@ from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import Observer, Status, observing
-from tests.heuristics.test_heuristics import forks
+from tests.cases import forks
 
 
 @pytest.mark.parametrize("name", ["multilevel", "placeto"])

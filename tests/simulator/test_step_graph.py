@@ -13,6 +13,7 @@ from placeto.simulator.memory_timeline import GATHER, RELAY
 from placeto.simulator.routes import Routes, over_hosts, ring, shares
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.step_graph import ADDITION, Exchange, Record, StepGraph, addition
+from tests.cases import problem_of
 from tests.formats.torch_toys import captured, chain
 from tests.toys import toy_cluster, work
 
@@ -27,7 +28,7 @@ OPS = [
 
 def step_of(devices: int = 2, second: int = 1) -> StepGraph:
     """The second micro-batch is on device `second`, all else on device 0."""
-    problem = PlacementProblem(ComputationGraph.from_ops("two", OPS), toy_cluster(devices))
+    problem = problem_of(OPS, toy_cluster(devices))
     return StepGraph(problem, np.array([0, 0, 0, second]))
 
 
@@ -70,23 +71,6 @@ def test_a_copy_that_no_second_device_needs_keeps_its_name_and_may_wait() -> Non
     schedule = run(step)
     starts = dict(zip(schedule.problem.graph.op_names, schedule.start_us.tolist(), strict=True))
     assert starts == {"written": 0.0, "w": 80.0, "cast": 80.0, "first": 85.0, "second": 95.0}
-
-
-def test_an_op_waits_for_a_signal() -> None:
-    step = step_of()
-    step.copy({W: [0, 1], CAST: [0, 1]}, {})
-    first, second = step.keep(FIRST), step.keep(SECOND)
-    assert step.signal(first) == step.signal(first) == (first, 1)
-    step.wait(second, step.signal(first))
-    assert run(step).start_us[second] == 15.0
-
-
-def test_listed_ops_run_in_the_order_in_which_they_were_added() -> None:
-    step = step_of(second=0)
-    step.copy({W: [0], CAST: [0]}, {})
-    second, first = step.keep(SECOND), step.keep(FIRST)
-    schedule = run(step, listed=True)
-    assert (schedule.start_us[second], schedule.start_us[first]) == (5.0, 25.0)
 
 
 def test_captured_ops_keep_all_their_fields() -> None:
@@ -142,7 +126,7 @@ def test_all_routes_make_as_many_additions_and_send_as_much(routes: Routes) -> N
 def test_a_part_crosses_to_each_host_once_and_only_if_it_is_needed_there() -> None:
     cluster = hosts_of_two(3)
     for needed, crossings in ((range(6), 6 * 2), ((0, 1, 4), 2 + 2 * 2 + 2)):  # parts of the first host, and so on
-        step = StepGraph(PlacementProblem(ComputationGraph.from_ops("two", OPS), cluster), np.zeros(4, np.int64))
+        step = StepGraph(problem_of(OPS, cluster), np.zeros(4, np.int64))
         parts = Exchange("{} on {}".format, [10] * 6, over_hosts(range(6), cluster.host))
         sent = [step.add(f"part {device}", device, {"outputs": [10]}) for device in range(6)]
         whole = step.gather(parts, sent, needed, "whole")

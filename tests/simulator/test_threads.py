@@ -19,7 +19,7 @@ from placeto.policies.sweeps import Sweeper
 from placeto.policies.traversal import TraversalPlacer
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.threads import set_threads
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 seen = []
 
@@ -35,7 +35,7 @@ watch(Sweeper, "_logits")
 watch(GdpPolicy, "sample")
 watch(TraversalPlacer, "_traverse")
 torch.set_num_threads(2)
-problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
+problem = toy_problem(2, 30, 3)
 paper = TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig()))
 for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())), paper:
     place(problem, simulations=100)
@@ -65,9 +65,9 @@ os.environ["NUMBA_NUM_THREADS"] = "3"
 import torch
 torch.set_num_threads(1)
 import placeto
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
-problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
+problem = toy_problem(2, 30, 3)
 for name in "single", "etf":
     placeto.load_placer(name)(problem, simulations=40)
     assert torch.get_num_threads() == 1, name

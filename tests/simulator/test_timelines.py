@@ -1,14 +1,14 @@
 import numpy as np
 
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import ProblemBatch
 from placeto.simulator import kernel
 from placeto.simulator.timelines import first_after, timelines
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 def test_each_device_has_its_ops_by_start_in_any_problem_of_a_batch() -> None:
     random = np.random.default_rng(0)
-    problems = [PlacementProblem(random_graph(seed, 20 + 10 * seed), toy_cluster(2 + seed)) for seed in range(3)]
+    problems = [toy_problem(seed, 20 + 10 * seed, 2 + seed) for seed in range(3)]
     flat = ProblemBatch.of(problems).arrays
     for p, problem in enumerate(problems):
         placement = random.integers(problem.num_devices, size=problem.num_ops)

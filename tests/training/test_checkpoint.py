@@ -15,7 +15,6 @@ from placeto.policies import POLICIES
 from placeto.training.checkpoint import (
     CheckpointError,
     capture_random,
-    checkpoint_path,
     load_checkpoint,
     restore_random,
     save_checkpoint,
@@ -28,16 +27,11 @@ STATE = {"placer": "placeto", "parameters": {"weight": WEIGHT}, "iteration": 7, 
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    save_checkpoint(STATE, tmp_path / "checkpoint.pt")
-    for path in (tmp_path / "checkpoint.pt", tmp_path):  # the file, or the run's directory
+    save_checkpoint(STATE, tmp_path / "runs" / "a" / "checkpoint.pt")  # in a folder that isn't there yet
+    for path in (tmp_path / "runs" / "a" / "checkpoint.pt", tmp_path / "runs" / "a"):  # the file, or the folder
         state = load_checkpoint(path)
         assert torch.equal(state["parameters"]["weight"], WEIGHT)
         assert (state["placer"], state["iteration"], state["losses"]) == ("placeto", 7, [0.5])
-
-
-def test_directory_of_the_run_is_made(tmp_path: Path) -> None:
-    save_checkpoint(STATE, tmp_path / "runs" / "a" / "checkpoint.pt")
-    assert load_checkpoint(tmp_path / "runs" / "a")["iteration"] == 7
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
@@ -61,25 +55,17 @@ def test_files_that_are_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_other_torch_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_and_missing_ones_are_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=r'"format" must be "placeto.checkpoint/1"'):
-        load_checkpoint(tmp_path / "weights.pt")
     torch.save({"format": "placeto.checkpoint/1", "code": Path("x")}, tmp_path / "object.pt")
-    with pytest.raises(CheckpointError, match="not a checkpoint"):  # no arbitrary object is ever unpickled
-        load_checkpoint(tmp_path / "object.pt")
-
-
-def test_missing_files_say_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no checkpoint\.pt; give a checkpoint, or the --out directory"):
-        load_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no such file"):
-        load_checkpoint(tmp_path / "nothing.pt")
-
-
-def test_path_of_a_run(tmp_path: Path) -> None:
-    assert checkpoint_path(tmp_path) == tmp_path / "checkpoint.pt"
-    assert checkpoint_path(tmp_path / "other.pt") == tmp_path / "other.pt"
+    for name, says in (
+        ("weights.pt", '"format" must be "placeto.checkpoint/1"'),
+        ("object.pt", "not a checkpoint"),  # no arbitrary object is ever unpickled
+        ("", r"has no checkpoint\.pt; give a checkpoint, or the --out directory"),
+        ("nothing.pt", "no such file"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            load_checkpoint(tmp_path / name)
 
 
 @pytest.mark.parametrize("bits", ["PCG64", "MT19937", "Philox", "SFC64"])

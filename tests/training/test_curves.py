@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.training.curves import BY_PLACEMENTS, Curves, CurvesError
-from placeto.training.tags import TAGS, of_graph
+from placeto.training.tags import of_graph
 from tests.problem.test_files import limited
 
 
@@ -32,13 +31,6 @@ def test_numbers_are_read_again_at_steps_and_at_placements(tmp_path: Path) -> No
     assert (histogram.min, histogram.max, histogram.num) == (0.25, 0.75, 3)
 
 
-def test_without_placements_there_is_one_axis(tmp_path: Path) -> None:
-    with Curves(str(tmp_path)) as curves:
-        curves.numbers({"tune/measured_us": 0.5}, 3)
-    assert points(tmp_path, "tune/measured_us") == [(3, 0.5)]
-    assert not (tmp_path / BY_PLACEMENTS).exists()
-
-
 def test_settings_are_in_the_same_file_as_the_curves(tmp_path: Path) -> None:
     """From a file of their own they were read first if its name said so, and hidden by the curves' smaller steps."""
     with Curves(str(tmp_path)) as curves:
@@ -47,13 +39,6 @@ def test_settings_are_in_the_same_file_as_the_curves(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("events*"))) == 1
     assert points(tmp_path, "hparam/validation") == [(2, 0.75)]
     assert "hparams" in read(tmp_path).summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
-
-
-def test_what_tags_mean_stands_beside_the_curves(tmp_path: Path) -> None:
-    with Curves(str(tmp_path), by_placements=True) as curves:
-        curves.explain()
-    text = read(tmp_path).Tensors("tags/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert all(f"| `{tag}` | {says} |" in text for tag, says in TAGS.items())
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["same second", "clock set back"])
@@ -84,20 +69,6 @@ def test_a_run_that_begins_hides_what_one_left_that_ended_before_its_first_check
             curves.numbers({"loss/policy": value}, 1, 10)
     assert points(tmp_path, "loss/policy") == [(1, 0.25)]
     assert points(tmp_path / BY_PLACEMENTS, "loss/policy") == [(10, 0.25)]
-
-
-def test_a_tag_without_a_meaning_is_refused(tmp_path: Path) -> None:
-    with Curves(None) as curves, pytest.raises(ValueError, match="tag 'loss' has no meaning yet: add it to TAGS"):
-        curves.numbers({"loss": 0.5}, 1)
-    with Curves(str(tmp_path)) as curves, pytest.raises(ValueError, match="tag 'ends' has no meaning yet"):
-        curves.distribution("ends", np.zeros(2), 1)
-
-
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Curves(None, by_placements=True) as curves:
-        curves.numbers({"loss/policy": 0.5}, 3)
-    assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,11 +109,3 @@ def test_a_folder_that_is_only_read_is_one_sentence(tmp_path: Path, monkeypatch:
     expected = r"\(Read-only file system\); make the folder writable"
     with pytest.raises(CurvesError, match=expected), Curves(str(tmp_path)):
         pass
-
-
-def test_pictures_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
-    figure = Figure()
-    figure.suptitle("日本")
-    with Curves(str(tmp_path)) as curves:
-        curves.picture("schedule/validation", figure, 3)
-    assert len(read(tmp_path).Images("schedule/validation")) == 1

@@ -1,4 +1,3 @@
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -7,14 +6,12 @@ import torch
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.mdp import reset
-from placeto.placers import LEARNED
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.inputs import make_input
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.grouping import group_ops
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
@@ -26,23 +23,17 @@ from placeto.training.config import (
     check_config,
     default_config,
 )
-from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import Run, prepare, seconds, set_learning_rate
+from placeto.training.learners.base import Run, set_learning_rate
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
 from placeto.training.recipes import PAPERS
-from placeto.training.rollout import Stopwatch, rollout
+from placeto.training.rollout import rollout
 from placeto.training.trainer import pretrained_config, train
 from placeto.training.updates import policy_update
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.cases import toy_problem
 from tests.training.test_trainer import config, problems, same
-
-
-def test_every_kind_of_policy_has_a_learner():
-    assert {entry.kind for entry in POLICIES.values()} == set(LEARNERS)
-    assert set(POLICIES) == set(LEARNED)
 
 
 def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
@@ -113,14 +104,6 @@ def test_advantages_in_closed_form():
     torch.testing.assert_close(advantages_of(relative, linear, [0], {}).advantage, torch.tensor([[6.0, 3.0, -9.0]]))
 
 
-@pytest.mark.parametrize("makespan", [0.5, 0.7, 3.3, 97.1])
-def test_equal_placements_have_no_advantage(makespan):
-    """Not even that of a rounding error, which would be divided by its deviation."""
-    relative, fits = np.full((3, 14), makespan), np.ones((3, 14), bool)
-    worth = advantages(relative, fits, fits, OneShotLearningConfig(), range(3), {})
-    assert not normalise(worth.advantage).any()
-
-
 def test_the_baseline_of_all_trials_is_their_plain_mean():
     config, history = OneShotLearningConfig(baseline="trials", reward="linear"), {}
     rounds = [np.array([[1.0, 3.0]]), np.array([[4.0, 4.0]]), np.array([[0.0, 2.0]])]
@@ -144,12 +127,6 @@ def test_placements_that_fail_get_the_failing_signal_then_teach_nothing():
         other = advantages_of(relative, replace(config, baseline=baseline), [0], {}, fits, fits).advantage
         assert other[0, 0] > 0.0 == other[0, 2]
         assert not advantages_of(relative, replace(config, baseline=baseline), [0], {}, none, none).advantage.any()
-
-
-def test_rate_and_bonus_stay_where_they_are_not_to_fall(tmp_path):
-    for falling, left in ((True, 0.25), (False, 1.0)):
-        learner = OneShotLearner(Run(one_shot(tmp_path, falling=falling), problems(2), problems(1, 10)))
-        assert learner.iterate(learner.initial_state(), 0.75)["train/learning_rate"] == left * 1e-3
 
 
 @pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp", "mlp"])
@@ -239,21 +216,6 @@ def test_fine_tuning_begins_with_softer_choices(tmp_path):
         torch.testing.assert_close(second[name] * times, before)
 
 
-def test_settings_out_of_range_are_refused(tmp_path):
-    base = one_shot(tmp_path)
-    cases = [
-        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay must be at most 0\.999"),
-        (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
-        (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
-        (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
-        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be at least 0\.001"),
-        (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
-    ]
-    for wrong, says in cases:
-        with pytest.raises(ConfigError, match=says):
-            check_config(wrong)
-
-
 @pytest.mark.parametrize("placer", PAPERS)
 def test_the_recipes_of_the_papers_train(placer, tmp_path):
     of, run = PAPERS[placer], replace(one_shot(tmp_path), iterations=3, placer=placer)
@@ -273,26 +235,9 @@ def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero
     assert set_learning_rate(optimizer, 0.3) == optimizer.param_groups[0]["lr"] == 0.3
 
 
-def test_problems_are_prepared_in_order_and_reported():
-    notes = []
-    prepared = prepare(
-        {"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, lambda *note: notes.append(note)
-    )
-    assert prepared == [2, 4]
-    assert notes == [(0.0, "preparing graph 1 of 2: a"), (0.0, "preparing graph 2 of 2: b")]
-
-
-def test_seconds_sum_to_the_whole_iteration():
-    began, watch = time.perf_counter(), Stopwatch()
-    watch.lap("network")
-    logged = seconds(watch, began - 2.0)
-    assert set(logged) == {"seconds/simulation", "seconds/network", "seconds/other"}
-    assert 2.0 <= sum(logged.values()) <= 2.0 + time.perf_counter() - began
-
-
 def test_parts_and_annealed_placements_of_a_family():
     """Half of the problems have parts for groups, a quarter joined ones; annealing has bettered the cheap starts."""
-    problems = {f"r{s}": PlacementProblem(random_graph(s, 320), toy_cluster(3)) for s in range(4)}
+    problems = {f"r{s}": toy_problem(s, 320, 3) for s in range(4)}
     learning = LearningConfig(parts=0.5, joined=0.25, annealed=0.5)
     family = Family.of(Run(TrainConfig("", learning=learning), problems, problems))
     coarse = [group_ops(problem).num_groups for problem in problems.values()]
@@ -317,7 +262,7 @@ def remembering(tmp_path):
 
 def test_states_are_remembered_as_they_were(tmp_path):
     """What is drawn from memory is what episodes observed, with the same labels; the oldest states are forgotten."""
-    several = {f"r{s}": PlacementProblem(random_graph(s, 10 + 9 * s), toy_cluster(2 + s)) for s in range(3)}
+    several = {f"r{s}": toy_problem(s, 10 + 9 * s, 2 + s) for s in range(3)}
     learner = IterativeLearner(Run(remembering(tmp_path), several, several))
     state, batch, env = learner.initial_state(), learner.family.batch, EnvConfig(tolerance=None)
     index, placement = learner._choose_starts(state, 2, same=False)
@@ -349,8 +294,30 @@ def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
     assert same(one["replay"], other["replay"])
 
 
+def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
+    config = remembering(tmp_path / "whole")
+    config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
+    one, stopped, other = whole_stopped_and_resumed(config, tmp_path / "half")
+    assert one["replay"] is stopped["replay"] is other["replay"] is None
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    base = one_shot(tmp_path)
+    cases = [
+        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay must be <= 0\.999"),
+        (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
+        (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
+        (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
+        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be >= 0\.001"),
+        (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be >= 1"),
+    ]
+    for wrong, says in cases:
+        with pytest.raises(ConfigError, match=says):
+            check_config(wrong)
+
+
 def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
-    problems = {f"r{s}": PlacementProblem(random_graph(s, 40), toy_cluster(2)) for s in range(3)}
+    problems = {f"r{s}": toy_problem(s, 40, 2) for s in range(3)}
     learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=2, labels=4, annealed=1.0)
     learner = IterativeLearner(Run(TrainConfig(str(tmp_path), learning=learning), problems, problems))
     state = learner.initial_state()
@@ -369,10 +336,3 @@ def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
     assert state.simulations - before == 4 * (1 + 2 * (1 + 4))
     fresh = [not row.any() for _ in range(100) for row in learner._choose_annealed(state, 2)[2]]
     assert 0.5 < np.mean(fresh) < 0.8  # the others have some groups marked as visited
-
-
-def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
-    config = remembering(tmp_path / "whole")
-    config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
-    one, stopped, other = whole_stopped_and_resumed(config, tmp_path / "half")
-    assert one["replay"] is stopped["replay"] is other["replay"] is None

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from placeto.training.losses import (
-    Advantages,
     discounted_returns,
     listwise_loss,
     normalise,
@@ -38,19 +37,6 @@ def test_step_baseline_is_the_mean_over_the_last_rounds_this_one_included():
     baseline, history = step_baseline(history, torch.tensor([[1.0], [1.0]]), 2)
     assert baseline.tolist() == [5.0, 5.0]
     assert history.tolist() == [[9.0, 9.0], [1.0, 1.0]]
-
-
-def test_what_decisions_were_worth_in_numbers():
-    rewards, returns = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 3.0]])
-    baseline = torch.tensor([[2.5]])
-    assert Advantages(rewards, returns, baseline, returns - baseline).numbers() == {
-        "reward/mean": 0.5,
-        "return/mean": 2.0,
-        "return/std": 1.0,
-        "baseline/mean": 2.5,
-        "advantage/mean": -0.5,
-        "advantage/std": 1.0,
-    }
 
 
 def test_the_divergence_from_the_old_policy_is_estimated_without_bias():

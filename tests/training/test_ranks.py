@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.randomness import SharedGenerator, uniform
 from placeto.problem.cluster import save_cluster
 from placeto.problem.graph import save_graph
 from placeto.training.checkpoint import load_checkpoint
-from placeto.training.ranks import ALONE, Ranks, RanksError
+from placeto.training.ranks import Ranks, RanksError
 from placeto.training.trainer import TrainingError, _check_ranks
 from tests import distributed_worker
 from tests.distributed_worker import PLACERS
@@ -172,20 +171,6 @@ def test_a_shared_generator_gives_each_rank_its_rows_of_the_same_numbers():
         for rows in (Ranks(rank, 2).share(5) for rank in range(2))
     ]
     assert torch.equal(torch.cat(parts), whole)
-
-
-def test_alone_nothing_is_exchanged(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert Ranks.from_environment() == ALONE
-    layer = nn.Linear(2, 1)
-    layer(torch.ones(1, 2)).sum().backward()
-    before = layer.weight.grad
-    ALONE.sum_gradients(layer)
-    assert layer.weight.grad is before
-    assert ALONE.gather("x") == ["x"]
-    assert ALONE.sum([1.5]) == [1.5]
-    assert ALONE.weight(3) == 1.0
-    assert ALONE.of_first(3) == ALONE.made_by_first(lambda: 3) == 3
 
 
 def test_what_cant_be_joined_is_said_in_a_sentence(monkeypatch):

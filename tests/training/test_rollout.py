@@ -7,16 +7,15 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import expand
-from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.rollout import greedy_pass, random_pass, rollout
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 @pytest.fixture(scope="module")
 def setting():
     torch.manual_seed(0)
-    problems = [PlacementProblem(random_graph(s, 15 + 5 * s), toy_cluster(2 + s)) for s in range(2)]
+    problems = [toy_problem(s, 15 + 5 * s, 2 + s) for s in range(2)]
     return PlacetoPolicy(PlacetoConfig()), InstanceBatch.of([make_instance(p) for p in problems])
 
 

@@ -10,7 +10,6 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.problem.problem import PlacementProblem
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import normalise
 from placeto.training.rollout import DivergedError, greedy_pass, rollout
@@ -23,14 +22,14 @@ from placeto.training.updates import (
     policy_update,
     supervised_update,
 )
+from tests.cases import toy_problem
 from tests.parts import Parts
-from tests.toys import random_graph, toy_cluster
 
 
 @pytest.fixture
 def setting():
     policy = PlacetoPolicy(PlacetoConfig())
-    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    batch = InstanceBatch.of([make_instance(toy_problem(0, 20, 2))])
     state = reset(batch, EnvConfig(tolerance=None), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
     episodes = rollout(policy, batch, EnvConfig(tolerance=None), state, 8, torch.Generator().manual_seed(0), labels=10)
     return policy, torch.optim.Adam(policy.parameters(), lr=1e-3), episodes
@@ -158,7 +157,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(wrong):
 def test_answers_that_are_not_finite_are_no_moves(setting):
     policy = setting[0]
     torch.nn.init.constant_(policy.head[-1].weight, 3e38)
-    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    batch = InstanceBatch.of([make_instance(toy_problem(0, 20, 2))])
     index, placement = np.zeros(1, np.int64), np.zeros((1, batch.max_groups), np.int64)
     with pytest.raises(DivergedError, match="the policy's answers are not finite"):
         rollout(policy, batch, EnvConfig(), reset(batch, EnvConfig(), index, placement), 2, torch.Generator())

@@ -9,17 +9,15 @@ from placeto.policies.one_shot.inputs import (
     FEW_GROUPS,
     NEIGHBOURS,
     STRETCHES,
-    TYPE_BUCKETS,
     UNIT_FEATURES,
     decision_units,
     make_input,
-    type_bucket,
 )
 from placeto.problem.costs import ROOFLINE
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
-from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
+from tests.cases import problem_of, toy_problem
+from tests.toys import fork_of_chains, toy_cluster, two_cliques
 
 
 def diamond() -> PlacementProblem:
@@ -32,7 +30,7 @@ def diamond() -> PlacementProblem:
         {"name": "p", "type": "mm", "flops": 5.0, "outputs": [1], "colocation": "x"},
         {"name": "d", "type": "add", "flops": 40.0, "outputs": [1], "inputs": [["v", 0], ["c", 0]]},
     ]
-    return PlacementProblem(ComputationGraph.from_ops("diamond", ops), toy_cluster(2, speeds=(1.0, 0.5)), ROOFLINE)
+    return problem_of(ops, toy_cluster(2, speeds=(1.0, 0.5)), costs=ROOFLINE)
 
 
 def column(graph, name):
@@ -52,7 +50,7 @@ def test_the_papers_rule_joins_what_has_one_reader() -> None:
 
 
 def test_few_units_are_groups_or_where_there_are_many_stretches_of_the_order() -> None:
-    problem = PlacementProblem(random_graph(0, 90), toy_cluster(2))
+    problem = toy_problem(0, 90, 2)
     assert np.array_equal(decision_units(problem, "few"), group_ops(problem).group)
     problem = fork_of_chains(65, 2)
     assert group_ops(problem).num_groups == 130 > FEW_GROUPS
@@ -62,18 +60,9 @@ def test_few_units_are_groups_or_where_there_are_many_stretches_of_the_order() -
     assert len(np.bincount(unit)) == STRETCHES
 
 
-def test_ops_that_stay_together_are_in_one_stretch() -> None:
-    ops = [{"name": f"o{i}", "flops": 1.0, "outputs": [1]} for i in range(130)]
-    for i in (7, 100):
-        ops[i]["colocation"] = "x"
-    unit = decision_units(PlacementProblem(ComputationGraph.from_ops("far", ops), toy_cluster(2)), "few")
-    assert unit[7] == unit[100]
-    assert unit.max() + 1 == STRETCHES
-
-
 def test_units_are_numbered_by_their_first_op_in_topological_order() -> None:
     for kind in ("ops", "paper", "groups", "few"):
-        problem = PlacementProblem(random_graph(3, 40), toy_cluster(2))
+        problem = toy_problem(3, 40, 2)
         unit = decision_units(problem, kind)[problem.graph.topological_order]
         firsts = [unit.tolist().index(u) for u in range(unit.max() + 1)]
         assert firsts == sorted(firsts)
@@ -105,17 +94,12 @@ def test_neighbours_with_the_largest_tensors_come_first() -> None:
 def test_at_most_so_many_neighbours() -> None:
     ops = [{"name": f"s{i}", "flops": 1.0, "outputs": [i + 1]} for i in range(9)]
     ops.append({"name": "t", "flops": 1.0, "inputs": [[f"s{i}", 0] for i in range(9)]})
-    graph = make_input(PlacementProblem(ComputationGraph.from_ops("star", ops), toy_cluster(2)), "ops")
+    graph = make_input(problem_of(ops, 2), "ops")
     assert graph.neighbours[9, :NEIGHBOURS].tolist() == pytest.approx([i / 9 for i in (8, 7, 6, 5, 4, 3)])
 
 
-def test_types_never_seen_have_a_bucket_too() -> None:
-    assert type_bucket("aten.mm") == type_bucket("aten.mm")
-    assert all(0 <= type_bucket(f"type{i}") < TYPE_BUCKETS for i in range(1000))
-
-
 def test_all_values_are_finite_and_move_together() -> None:
-    problem = PlacementProblem(random_graph(1, 30), toy_cluster(3))
+    problem = toy_problem(1, 30, 3)
     graph = make_input(problem, "ops").to("cpu")
     for field in dataclasses.fields(graph):
         value = getattr(graph, field.name)

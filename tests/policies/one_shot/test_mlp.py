@@ -6,13 +6,12 @@ import torch
 
 from placeto.policies.one_shot.inputs import make_input
 from placeto.policies.one_shot.mlp import MlpConfig, MlpPolicy
-from placeto.problem.problem import PlacementProblem
-from tests.toys import random_graph, toy_cluster
+from tests.cases import toy_problem
 
 
 def test_a_unit_is_placed_by_what_it_is_whoever_its_neighbours_are() -> None:
     policy = MlpPolicy(MlpConfig(units="ops", hidden=16))
-    graph = make_input(PlacementProblem(random_graph(0, 40), toy_cluster(3)), "ops")
+    graph = make_input(toy_problem(0, 40, 3), "ops")
     before = policy(graph)
     assert before.shape == (graph.num_units, 3)
     others = replace(graph, edges=graph.edges.flip(0), neighbours=-graph.neighbours, producers=graph.producers.flip(0))

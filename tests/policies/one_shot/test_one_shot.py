@@ -19,8 +19,8 @@ from placeto.simulator.schedule import simulate
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.base import Run
 from placeto.training.learners.one_shot import OneShotLearner
-from tests.heuristics.test_memory_limits import chain, devices
-from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques, two_kinds
+from tests.cases import chain, devices, toy_problem
+from tests.toys import fork_of_chains, two_cliques, two_kinds
 
 ONE_SHOT = {name: entry for name, entry in POLICIES.items() if entry.kind == "one-shot"}
 SMALL = {
@@ -32,7 +32,7 @@ SMALL = {
 
 
 def problem(devices: int = 3, seed: int = 0):
-    return PlacementProblem(random_graph(seed, 40), toy_cluster(devices, speeds=(1.0, 0.5, 1.0, 2.0)[:devices]))
+    return toy_problem(seed, 40, devices, speeds=(1.0, 0.5, 1.0, 2.0)[:devices])
 
 
 def generator():
@@ -105,16 +105,6 @@ def test_groups_share_a_device() -> None:
     assert torch.equal(sample.placement, device.gather(1, group))
     empty = torch.stack([~torch.isin(torch.arange(4), row) for row in group])
     assert (sample.log_prob[:, graph.num_units :][empty] == 0).all()
-
-
-def test_groups_begin_as_stretches_of_the_order_unless_told_not_to() -> None:
-    graph = make_input(problem(), "ops")
-
-    def groups_of_neighbours_that_differ(prior: float) -> float:
-        sample = GrouperPolicy(GrouperConfig(groups=8, prior=prior)).sample(graph, 50, generator())
-        return float(sample.action[:, : graph.num_units].diff(dim=1).ne(0).float().mean())
-
-    assert groups_of_neighbours_that_differ(8.0) < 0.4 < 0.8 < groups_of_neighbours_that_differ(0.0)
 
 
 def test_gdp_has_no_attention_over_more_than_two_segments() -> None:

@@ -1,0 +1,99 @@
+"""Each experiment runs from its command line on the smallest input; what it prints is kept, below the command."""
+
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from placeto.problem.graph import save_graph
+from tests.toys import fork_of_chains
+
+GRAPH = "--graphs ptb:validation:7"
+SMALL = "--families ptb --processes 1 --out runs/x"
+SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes"}
+NEED_DATA = ("cost_models", "cost_models_left_out", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor")
+COMMANDS = {
+    "architectures": ("--only gpt2", "AutoModelForCausalLM"),
+    "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
+    "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
+    "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
+    "headline": (
+        "--out runs/x --cells runs/cells --models ptb --clusters 2xv100 --placers expert 'one device' --families ptb "
+        "--count 1 --split validation --placements 40 --seeds 1 --workers 1",
+        "0 missing",
+    ),
+    "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
+    "models_in_micro_batches": (
+        "--out runs/x --models U-net --clusters 4xv100 --simulations 20 --workers 1",
+        "| U-net |",
+    ),
+    "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
+    "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
+    "recipes": (
+        "--out runs/x --graphs ptb:2 --validation ptb:1 --presets 2xv100 --random-clusters 1 --training.iterations 2 "
+        "--training.validate-every 1 --training.learning.graphs 2 --training.learning.supervised-moves 3 "
+        "--training.learning.labels 4 --training.learning.replay 20",
+        "pretrained.safetensors: 0.",
+    ),
+    "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
+    **dict.fromkeys(NEED_DATA, ("--data none", "skipped: there is no")),
+}
+LAYER = "forward_compute_time=10.0, backward_compute_time=20.0, activation_size=4e3, parameter_size=8"
+
+
+@pytest.fixture(autouse=True)
+def _inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has a graph, and one of another program."""
+    monkeypatch.chdir(tmp_path)
+    save_graph(fork_of_chains(4, 6).graph, "fork.json")
+    nodes, arcs = [f"node{k} -- Linear -- {LAYER}" for k in range(6)], [f"\tnode0 -- node{k}" for k in range(1, 6)]
+    Path("graphs").mkdir()
+    Path("graphs/fork.graph.txt").write_text("\n".join([*nodes, *arcs]) + "\n")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, options: str) -> None:
+    """``python -m experiments.NAME``, in this process."""
+    monkeypatch.delitem(sys.modules, f"experiments.{name}", raising=False)  # else runpy warns
+    monkeypatch.setattr(sys, "argv", [name, *shlex.split(options), "--results", "results.md"])
+    runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in COMMANDS])
+def test_an_experiment_runs_and_keeps_what_it_prints(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, says = COMMANDS[name]
+    run(monkeypatch, name, options)
+    printed = capsys.readouterr().out
+    assert says in printed
+    kept = Path("results.md").read_text()
+    assert f"    python -m experiments.{name} " in kept
+    assert kept.rstrip().endswith(printed.rstrip())
+
+
+def test_a_users_mistake_is_one_line_and_keeps_the_results_of_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("results.md").write_text("of before")
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, "links", "--graphs nosuch:test:0")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: unknown graph family 'nosuch'")
+    assert Path("results.md").read_text() == "of before"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("equal_budgets", "--simulations --seconds"),
+        ("messages", "--views smoke"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, name, f"{options} --out runs/x")
+    assert stop.value.code not in (0, None)
+    assert not Path("runs").exists()
