@@ -124,7 +124,7 @@ def test_a_folder_is_no_family(graph_file: str, tmp_path: Path, capsys: pytest.C
     [
         ((), "--out STR"),
         (("--cluster", "2xv100", "--out", "run", "--seed", 10**26), "seed must be <= 9223372036854775807"),
-        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be a finite number, not nan"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be a finite number"),
         (("--cluster", "2xv100", "--out", "run", "--learning.lr", "1e30"), "learning.lr must be <= 1, not 1e+30"),
         (("--cluster", "2xv100", "--out", "run", "--threads", 10**9), "threads must be <= 1024"),
         (("--cluster", "2xv100", "--out", ""), "out is empty: give the directory of the run"),
