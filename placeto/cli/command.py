@@ -149,10 +149,11 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     If the command has a function `defaults(arguments)`, options that aren't given are taken from what it returns.
 
     Raises:
-        UsageError: the arguments are invalid; the message is tyro's report in one sentence.
+        UsageError: the arguments are invalid; the message is tyro's report in one sentence, or names an option.
     """
     import tyro
 
+    from placeto.cli.options import check_options
     from placeto.cli.paragraphs import in_paragraphs, paragraphs
 
     program = f"placeto {command.__name__.rpartition('.')[2]}"
@@ -161,11 +162,13 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     try:
         with contextlib.redirect_stderr(report), in_paragraphs():
             about = paragraphs(command.Arguments.__doc__)
-            return tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
+            given = tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UsageError(f"{_one_line(report.getvalue())} (see `{program} --help`)") from None
+    check_options(given)
+    return given
 
 
 def _one_line(report: str) -> str:

@@ -8,24 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import arg
 
-from placeto.cli.common import (
-    UsageError,
-    check_output,
-    missing_memory,
-    note,
-    say,
-)
+from placeto.cli.common import UsageError, missing_memory, note, say
 from placeto.cli.graphs import is_factory
-from placeto.cli.report import (
-    PlacedArguments,
-    check_page,
-    note_of_memory,
-    note_other_time,
-    simulate_file,
-    write_report,
-)
+from placeto.cli.options import Modules, Names, PagePath, WritablePath
+from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
+from placeto.problem.checks import checked
 from placeto.problem.files import write_text
 from placeto.problem.units import format_us
 
@@ -38,7 +27,7 @@ _TRAIN = "torchtitan", "megatron"
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments(PlacedArguments):
     """Write a placement for other tools.
 
@@ -68,11 +57,11 @@ class Arguments(PlacedArguments):
         "html",
     ]
     """what to write"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
     """the file to write; for torch-pipeline and torchtitan, the folder"""
-    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    whole: Modules = ()
     """a module that a device map must not divide, in addition to the blocks; may be given several times"""
-    names: Annotated[str, arg(metavar="NAMES")] = ""
+    names: Names = ()
     """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
 
 
@@ -80,7 +69,7 @@ def run(arguments: Arguments) -> None:
     """Simulate the placement, write it, and say how much longer the step takes within the format's limits."""
     _check(arguments)
     name, file, schedule = simulate_file(arguments)
-    problem, path = schedule.problem, arguments.output
+    problem, path = schedule.problem, arguments.out
     graph = problem.graph
     if arguments.format == "device-map":
         _device_map(schedule, arguments)
@@ -111,16 +100,14 @@ def run(arguments: Arguments) -> None:
 
 def _check(arguments: Arguments) -> None:
     """Refuse an output that can't be written, and options of other formats, before any work is done."""
-    path, kind = arguments.output, arguments.format
+    path, kind = arguments.out, arguments.format
     if kind == "stages":  # for one version: it was a format
         raise UsageError(
             "--format stages: there is no such format any more; place a step in micro-batches with --placer "
             "torch-pipeline, and export it with --format torch-pipeline"
         )
-    if kind == "html":
-        check_page("--out", path)
-    elif kind not in _FOLDERS or not path.is_dir():
-        check_output("--out", path)
+    if kind not in _FOLDERS or not path.is_dir():
+        checked(path, PagePath if kind == "html" else WritablePath, UsageError, "--out")
     if kind in _FOLDERS and path.exists() and not path.is_dir():
         raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
     for option, given in {"--names": arguments.names, "--whole": arguments.whole}.items():
@@ -131,14 +118,13 @@ def _check(arguments: Arguments) -> None:
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports import device_map
 
-    devices = schedule.problem.num_devices
-    names: list[str] = [name.strip() for name in arguments.names.split(",") if name.strip()]
+    devices, names = schedule.problem.num_devices, arguments.names
     if names and len(names) != devices:
         raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
     made = device_map(schedule, arguments.whole)
     said = made.named(names)
-    write_text(json.dumps(said, indent=1) + "\n", arguments.output)
-    say(f"device map   {arguments.output}: {len(said)} modules")
+    write_text(json.dumps(said, indent=1) + "\n", arguments.out)
+    say(f"device map   {arguments.out}: {len(said)} modules")
     _cost("the placement", schedule, schedule)
     _cost("whole modules", made.step.whole, schedule)
     _cost("in program order", made.step.in_order, schedule)
@@ -149,7 +135,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.cli.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 
-    options, folder, names = arguments.options, arguments.output, schedule.problem.cluster.device_names
+    options, folder, names = arguments.options, arguments.out, schedule.problem.cluster.device_names
     made = torch_pipeline(schedule)
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
@@ -177,7 +163,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
 def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 
-    made, path = torchtitan(schedule), arguments.output
+    made, path = torchtitan(schedule), arguments.out
     save_torchtitan(made, path, _batch(arguments))
     _layers(made.layers, "torchtitan", path)
     free, whole = schedule.makespan_us, made.pipeline.step.makespan_us
@@ -193,7 +179,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports.whole_layers import whole_layers
     from placeto.simulator.schedule import simulate
 
-    title, path = TITLES[arguments.format], arguments.output
+    title, path = TITLES[arguments.format], arguments.out
     made = whole_layers(schedule, title, arguments.format in _TRAIN)
     write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)), path)
     _layers(made, title, path)
@@ -213,16 +199,11 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 def _batch(arguments: Arguments) -> int | None:
     """Return the samples of a step, if a FACTORY is given and the tool trains; None if not, or if they aren't known."""
-    from placeto.capture.batch_dimension import batch_length
-    from placeto.cli.factory import make
-    from placeto.cli.graphs import step_of
+    from placeto.cli.factory import user_step
 
-    options = arguments.options
     if not is_factory(arguments.graph) or arguments.format not in _TRAIN:
         return None
-    made = make(arguments.graph, options.settings, "cpu" if options.run else "meta")
-    _, inputs, _, targets = step_of(made, arguments.graph, options)
-    return batch_length(inputs, targets) or None
+    return user_step(arguments.graph, arguments.options, "cpu" if arguments.options.run else "meta").batch or None
 
 
 def _layers(made: WholeLayers, title: str, path: Path) -> None:

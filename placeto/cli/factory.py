@@ -11,24 +11,72 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from placeto.capture.batch_dimension import batch_length
 from placeto.capture.errors import explain
+from placeto.capture.trace import capture_training
 from placeto.cli.common import UsageError
+from placeto.cli.options import StepOptions, TraceOptions
+from placeto.problem.graph import ComputationGraph
 
 _FORM = "must be package.module:function or file.py:function"
 _RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
 _SHOWN = 8  # names of other functions in a message
 _FILE = re.compile(r"(.*?\.py):(.*)", re.DOTALL)  # a path may have a colon of its own, as on Windows
 _OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
+
+
+class UserStep(NamedTuple):
+    """What a FACTORY or a CONFIG makes: a module, and what its step takes."""
+
+    name: str
+    module: nn.Module
+    inputs: Any
+    loss: Any = None
+    targets: Any = ()
+
+    @property
+    def batch(self) -> int:
+        """Number of samples of the step; 0 if it isn't known."""
+        return batch_length(self.inputs, self.targets)
+
+    def capture(self, options: StepOptions, micro_batches: Any, name: str = "", **more: Any) -> ComputationGraph:
+        """Return the graph of the training step; `more` are further arguments of `capture_training`.
+
+        Raises:
+            CaptureError: the step can't be captured.
+        """
+        how: dict[str, Any] = {"precision": options.precision, "optimizer": options.optimizer}
+        how |= {"master_weights": options.master_weights, "name": name or self.name, "targets": self.targets}
+        return capture_training(self.module, self.inputs, self.loss, micro_batches=micro_batches, **how, **more)
+
+
+def user_step(factory: str, options: TraceOptions, device: str = "meta") -> UserStep:
+    """Call a FACTORY, and return its step with the loss of the options; on the CPU, its tensors hold numbers.
+
+    Raises:
+        UsageError: there is no such function or loss, or the function returned something else.
+    """
+    from placeto.runtime.steps import filled
+
+    with filled() if device == "cpu" else nullcontext():
+        made = make(factory, options.settings, device)
+    if isinstance(made, nn.Module):
+        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
+        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
+        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
+    step = UserStep(parted(factory)[1].partition("(")[0].strip(), *made)
+    return step if options.loss is None else step._replace(loss=find_loss(options.loss))
 
 
 def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
@@ -115,20 +163,6 @@ def find_loss(name: str) -> Callable[..., Any]:
     if name not in known:
         raise UsageError(f"--loss {name!r}: must be sum, mean, file.py:function, or one of {', '.join(known)}")
     return getattr(nn.functional, name)
-
-
-def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
-    """Return (module, inputs, loss or None, targets) of what a factory has returned.
-
-    Raises:
-        UsageError: the factory returned something else.
-    """
-    if isinstance(made, nn.Module):
-        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
-    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
-        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
-        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
-    return made[0], made[1], made[2] if len(made) > 2 else None, made[3] if len(made) > 3 else ()
 
 
 @contextmanager

@@ -6,37 +6,34 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import UseAppendAction, arg
+from pydantic import Field
+from tyro.conf import arg
 
-from placeto.cli.common import (
-    Budget,
-    BudgetOptions,
-    CostsText,
-    DispatchOption,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
-    OutputPath,
-    UsageError,
-    check_apart,
-    check_output,
-    check_picture,
-    check_whole,
-    describe,
-    find_cluster,
-    missing_memory,
-    note,
-    say,
-)
+from placeto.cli.common import describe, find_cluster, missing_memory, note, say
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
-from placeto.cli.report import check_page, write_report
+from placeto.cli.graphs import find_graph
+from placeto.cli.options import (
+    Budget,
+    Captured,
+    ClusterName,
+    CostsName,
+    DispatchName,
+    GraphArgument,
+    Modules,
+    OptionalCount,
+    OptionalJsonOut,
+    OptionalPage,
+    OptionalPicture,
+    OptionalText,
+    Plot,
+    Seed,
+)
+from placeto.cli.report import write_report
 from placeto.placers import Placer, choose_placer, throughput_placer
 from placeto.problem.units import format_us
 from placeto.progress import ProgressBar
@@ -44,7 +41,7 @@ from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.observer import Observer, Status, observing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Find a device for each op of one graph, so that a step takes as little simulated time as possible.
 
@@ -52,51 +49,37 @@ class Arguments:
     """
 
     graph: GraphArgument
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
+    cluster: ClusterName
+    dispatch: DispatchName = None
     objective: Literal["makespan", "throughput"] = "makespan"
     """makespan: make one step short. throughput: make the greatest load of a device small, for a stream of samples"""
     placer: OptionalText = None
     """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy.
     With --objective throughput: free (the default) or contiguous"""
-    budget: Budget = field(default_factory=BudgetOptions)
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    seed: int = 0
-    """seed of the placer's random choices"""
-    workers: OptionalInt = None
+    budget: Budget
+    costs: CostsName = "efficiency"
+    seed: Seed = 0
+    workers: OptionalCount = None
     """threads of the search, all cores if not given; with a budget of simulations the result doesn't depend on them"""
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it, and also the modules that a captured model
     says must not be split, as models of Hugging Face do"""
-    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    whole: Modules = ()
     """with --whole-modules, a module to keep on one device in addition to the blocks; may be given several times"""
-    output: OutputPath = None
+    out: OptionalJsonOut = None
     """write the placement to this .json file"""
-    plot: OptionalPath = None
-    """draw the schedule to this .png, .svg or .pdf file"""
-    curve: OptionalPath = None
+    plot: Plot = None
+    curve: OptionalPicture = None
     """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
-    patience: OptionalFloat = None
+    patience: Annotated[Annotated[float, Field(gt=0.0, lt=1.0)] | None, arg(metavar="FLOAT")] = None
     """end the search if the best makespan stays the same for this share of the budget, such as 0.3"""
-    report: OptionalPath = None
+    report: OptionalPage = None
     """write a page on the placement to this .html file, as `placeto report` does"""
-    options: Captured = field(default_factory=CaptureOptions)
+    options: Captured
 
 
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
-    check_output("--out", arguments.output, json=True)
-    check_picture("--plot", arguments.plot)
-    check_picture("--curve", arguments.curve)
-    check_page("--report", arguments.report)
-    check_apart({"--plot": arguments.plot, "--curve": arguments.curve})
-    arguments.budget.check()
-    check_whole("--seed", arguments.seed)
-    if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
-        raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
     from placeto.cli.throughput import describe_stream
     from placeto.formats.placement import save_placement
     from placeto.heuristics.throughput import StreamPlacement
@@ -109,8 +92,6 @@ def run(arguments: Arguments) -> None:
     placer_name, placer = _find_placer(arguments)
     cluster = find_cluster(arguments.cluster, arguments.dispatch)
     if arguments.workers is not None:
-        if arguments.workers < 1:
-            raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
     costs, name, module = load_costs(arguments.costs), "", None
@@ -137,8 +118,8 @@ def run(arguments: Arguments) -> None:
     problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
     schedule = result.schedule()
-    if arguments.output is not None:
-        save_placement(result, arguments.output)
+    if arguments.out is not None:
+        save_placement(result, arguments.out)
     if arguments.plot is not None:
         from placeto.formats.gantt import gantt_figure, save_figure
 

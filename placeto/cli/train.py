@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro import MISSING
-from tyro.conf import AvoidSubcommands, UseAppendAction, arg
+from tyro.conf import AvoidSubcommands, arg
 
-from placeto.cli.common import (
-    DispatchOption,
+from placeto.cli.common import UsageError, find_cluster, note, say
+from placeto.cli.graphs import find_graph, is_factory
+from placeto.cli.options import (
+    CLUSTER_HELP,
+    CaptureOptions,
+    DispatchName,
     GraphArguments,
-    GraphList,
+    Names,
     OptionalPath,
     OptionalText,
-    UsageError,
-    check_positive,
-    find_cluster,
-    note,
-    say,
+    Settings,
+    TraceOptions,
 )
-from placeto.cli.graphs import CaptureOptions, find_graph, is_factory
 from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
 from placeto.problem.cluster import Cluster
@@ -54,16 +54,14 @@ class Arguments:
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
-    cluster: OptionalText = None
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
+    cluster: Annotated[OptionalText, arg(help=CLUSTER_HELP)] = None
+    dispatch: DispatchName = None
     graphs: GraphArguments = ()
     """graphs to train on in addition to those of --family: files, family:split:index, or file.py:function of models to
     capture"""
     family: OptionalText = None
     """graph family to train on, from `placeto list families`"""
-    validation_graphs: GraphList = ()
+    validation_graphs: Annotated[tuple[str, ...], arg(metavar="GRAPH ...")] = ()
     """validation graphs in addition to those of --family, named as GRAPH is"""
     checkpoint: OptionalPath = None
     """fine-tune: begin with the parameters and the policy settings of this checkpoint or run directory, by default
@@ -74,10 +72,9 @@ class Arguments:
     """continue from the checkpoint in --out"""
     reward: Literal["simulated", "measured"] = "simulated"
     """whether reinforcement learns from simulated or measured step times"""
-    devices: Annotated[str | None, arg(metavar="NAMES")] = None
+    devices: Names = ()
     """in place of --cluster, where measured steps run: devices of this machine, such as cpu:0,cpu:1,cuda:0"""
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factories, such as depth=4; may be given several times"""
+    settings: Settings = ()
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
@@ -108,9 +105,6 @@ def _usual(arguments: Arguments, initial: dict[str, Any] | None) -> AnyTrainConf
 def run(arguments: Arguments) -> None:
     """Train, with a progress bar."""
     config = arguments.config
-    check_positive("--minutes", config.minutes)
-    check_positive("--iterations", config.iterations)
-    check_positive("--simulations", config.simulations)
     check_config(config)
     out = Path(config.out)
     if arguments.resume and out.is_dir() and not (out / FILE_NAME).exists():
@@ -134,7 +128,7 @@ def run(arguments: Arguments) -> None:
     if arguments.reward == "measured":
         _train_measured(replace(arguments, config=config), initial)
         return
-    if arguments.devices is not None:
+    if arguments.devices:
         raise UsageError("--devices: is for --reward measured; add that, or give --cluster in place of --devices")
     if arguments.cluster is None:
         raise UsageError("--cluster is needed, a name from `placeto list clusters`, or a cluster file")
@@ -174,7 +168,6 @@ def _train(
 
 def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
     """Train for the graphs of factories alone, by measured times of steps that are run."""
-    from placeto.cli.graphs import TraceOptions
     from placeto.cli.profile import real_step_of
     from placeto.problem.cluster import load_cluster, save_cluster
     from placeto.problem.costs.profiled import load_profiled, save_profiled
@@ -183,13 +176,13 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     from placeto.runtime.profiling import profile
 
     config, out = arguments.config, Path(arguments.config.out)
-    if arguments.devices is None or arguments.cluster is not None:
+    if not arguments.devices or arguments.cluster is not None:
         raise UsageError("--reward measured: give --devices of this machine, as cpu:0,cpu:1, and no --cluster")
     if arguments.family is not None or arguments.validation_graphs or not arguments.graphs:
         raise UsageError("--reward measured: needs factories, package.module:function or file.py:function, to run")
     if getattr(config.learning, "supervised", 0.0):
         raise UsageError("--reward measured: the supervised stage is simulated; add --learning.reinforcement 1")
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    devices = open_devices(arguments.devices)
     steps = {name: real_step_of(name, TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
     files = out / "cluster.json", out / "costs.json"
     if not arguments.resume:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from placeto import PlacementResult, capture_inference, capture_training, load_cluster, load_placement, place
-from placeto.cli.graphs import CaptureOptions, TraceOptions
+from placeto.cli.options import CaptureOptions, TraceOptions
 from placeto.cli.profile import real_step_of
 from placeto.cli.train import _problems
 from placeto.formats.report import page

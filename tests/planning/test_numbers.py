@@ -8,7 +8,7 @@ from torch import nn
 
 import placeto
 from placeto.cli.command import COMMANDS
-from placeto.cli.graphs import CHOOSING
+from placeto.cli.options import CHOOSING
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
 from placeto.planning.numbers import COUNTS, MicroBatchingError, place_in_best
