@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import UsageError, find_cluster, say
 from placeto.cli.list import describe_cluster
-from placeto.cli.options import JsonOut, Names
+from placeto.cli.options import JsonOut, Names, refuse
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ def run(arguments: Arguments) -> None:
 
     source, name = arguments.source, arguments.out.name.split(".")[0]
     if source in CLUSTERS or of_kinds(source) is not None or source.endswith((".json", ".json.gz")):
-        if arguments.kind:
-            raise UsageError(f"--kind is for what nvidia-smi prints; {source} says what its devices are")
+        refuse(arguments, ("kind",), f"is for what nvidia-smi prints; {source} says what its devices are")
         cluster = replace(find_cluster(source), name=name)
     elif not Path(source).is_file():
         near = get_close_matches(source.lower(), CLUSTERS, 1, 0.75)

@@ -7,19 +7,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from placeto.cli import options as opt
 from placeto.cli.common import find_clusters, say
 from placeto.cli.graphs import find_graph
-from placeto.cli.options import (
-    Budget,
-    Captured,
-    CostsName,
-    GraphArgument,
-    Names,
-    OptionalJsonOut,
-    OptionalPicture,
-    PlacerName,
-    Seed,
-)
 from placeto.placers import choose_placer, warm_up
 
 
@@ -33,20 +23,20 @@ class Arguments:
     as a multiple of those of the placement.
     """
 
-    graph: GraphArgument
-    clusters: Annotated[Names, arg(aliases=["--cluster"])]
+    graph: opt.GraphArgument
+    clusters: Annotated[opt.Names, arg(aliases=["--cluster"])]
     """clusters to compare: names from `placeto list clusters` and cluster files, such as 2xv100,8xh100,mine.json"""
-    placer: PlacerName = None
-    budget: Budget
-    costs: CostsName = "efficiency"
+    placer: opt.PlacerName = None
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it"""
-    seed: Seed = 0
-    out: OptionalJsonOut = None
+    seed: opt.Seed = 0
+    out: opt.OptionalJsonOut = None
     """write the table to this .json file"""
-    plot: OptionalPicture = None
+    plot: opt.OptionalPicture = None
     """draw the comparison to this .png, .svg or .pdf file"""
-    options: Captured
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:

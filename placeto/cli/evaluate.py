@@ -10,23 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from placeto.cli import options as opt
 from placeto.cli.common import UsageError, find_clusters, note, say
 from placeto.cli.graphs import find_graph, is_factory
-from placeto.cli.options import (
-    Budget,
-    BudgetOptions,
-    Captured,
-    CaptureOptions,
-    CostsName,
-    Counted,
-    DispatchName,
-    GraphArguments,
-    Names,
-    OptionalCount,
-    OptionalJsonOut,
-    OptionalPicture,
-    OptionalText,
-)
 from placeto.placers import load_split
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
@@ -53,37 +39,40 @@ class Arguments:
     command again: rows that the file already has are kept.
     """
 
-    cluster: Names
+    cluster: opt.Names
     """a name from `placeto list clusters`, or a cluster file; or several, comma-separated, each with its own table"""
-    placers: Names
+    placers: opt.Names
     """placers to compare, comma-separated, such as placeto,etf,anneal"""
-    dispatch: DispatchName = None
-    graphs: GraphArguments = ()
+    dispatch: opt.DispatchName = None
+    graphs: opt.GraphArguments = ()
     """files, family:split:index, or file.py:function of models to capture, in addition to those of --family"""
-    family: OptionalText = None
+    family: opt.OptionalText = None
     """a graph family, whose --split is evaluated"""
     split: str = "test"
     """split of the family: train, validation or test"""
-    count: OptionalCount = None
+    count: opt.OptionalCount = None
     """how many graphs of the split to take, from the first on; all if not given"""
-    budget: Budget
-    costs: CostsName = "efficiency"
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
     whole_modules: bool = False
     """all placers keep each block of the model on one device, as a device map needs it"""
-    seeds: Counted = 1
+    seeds: opt.Counted = 1
     """how many seeds (0, 1, ...) each placer runs with"""
-    processes: OptionalCount = None
+    processes: opt.OptionalCount = None
     """how many processes to use, with one thread each; as many as cores if not given"""
-    out: OptionalJsonOut = None
+    out: opt.OptionalJsonOut = None
     """write the rows to this .json file, and the table to an .md file of the same name"""
-    curve: OptionalPicture = None
+    curve: opt.OptionalPicture = None
     """draw makespan against simulations and seconds to this .png, .svg or .pdf file"""
-    options: Captured
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:
     """Evaluate, print the tables, write what was asked for."""
-    _check(arguments)
+    if arguments.family is None and not arguments.graphs:
+        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
+    if arguments.family is None:
+        opt.refuse(arguments, ("count", "split"), "is for the graphs of a --family; leave it out, or give one")
     from placeto.evaluation.comparison import evaluate, parse_spec
     from placeto.evaluation.seen import seen_before
     from placeto.evaluation.summary import markdown_table, summarize
@@ -177,19 +166,12 @@ def _without_ratio(rows: Sequence[Row]) -> str:
     return f"\nNo single device holds {count}: '/ one device' and 'worst' are of the others.\n"
 
 
-def _check(arguments: Arguments) -> None:
-    if arguments.family is None and not arguments.graphs:
-        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
-    if arguments.family is None and (arguments.count is not None or arguments.split != "test"):
-        raise UsageError("--count and --split: are for the graphs of a --family; leave them out, or give one")
-
-
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     split = load_split(arguments.family, arguments.split, arguments.count) if arguments.family is not None else {}
     captured = any(is_factory(argument) or argument.endswith(".onnx") for argument in arguments.graphs)
     for argument in arguments.graphs:
         own = is_factory(argument) or argument.endswith(".onnx") or not captured
-        name, graph, _ = find_graph(argument, arguments.options if own else CaptureOptions())
+        name, graph, _ = find_graph(argument, arguments.options if own else opt.CaptureOptions())
         split[name] = graph
     return split
 
@@ -216,7 +198,7 @@ def _budgets(specs: Sequence[PlacerSpec]) -> str:
     """Return the budget of all placers as a phrase, or each budget with the placers that have it."""
     labels: dict[str, list[str]] = {}
     for spec in specs:
-        labels.setdefault(str(BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
+        labels.setdefault(str(opt.BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
     if len(labels) == 1:
         return next(iter(labels))
     return "; ".join(f"{budget} for {', '.join(names)}" for budget, names in labels.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 from placeto.cli.common import UsageError, missing_memory, note, say
 from placeto.cli.graphs import is_factory
-from placeto.cli.options import Modules, Names, PagePath, WritablePath
+from placeto.cli.options import Modules, Names, PagePath, WritablePath, refuse
 from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
 from placeto.problem.checks import checked
 from placeto.problem.files import write_text
@@ -110,9 +110,8 @@ def _check(arguments: Arguments) -> None:
         checked(path, PagePath if kind == "html" else WritablePath, UsageError, "--out")
     if kind in _FOLDERS and path.exists() and not path.is_dir():
         raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
-    for option, given in {"--names": arguments.names, "--whole": arguments.whole}.items():
-        if given and kind != "device-map":
-            raise UsageError(f"{option}: goes with --format device-map, not with {kind}")
+    if kind != "device-map":
+        refuse(arguments, ("names", "whole"), f"goes with --format device-map, not with {kind}")
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:
@@ -135,7 +134,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.cli.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 
-    options, folder, names = arguments.options, arguments.out, schedule.problem.cluster.device_names
+    options, folder = arguments.options, arguments.out
     made = torch_pipeline(schedule)
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
@@ -143,10 +142,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     plan = made.order.plan
     counts = f"stages {len(plan.devices)}, replicas {len(plan.replicas)}, micro-batches {plan.num_micro_batches}"
     say(f"pipeline     {folder}: {counts}")
-    for number, (own, at) in enumerate(zip(made.modules, plan.devices, strict=True)):
-        where = ", ".join(names[device] for device in at)
-        what = f"{own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}" if own else "ops between modules"
-        say(f"stage {number:<6} {where}: {what}")
+    _stages(zip(made.modules, plan.devices, strict=True), schedule, "ops between modules")
     whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
@@ -207,12 +203,18 @@ def _batch(arguments: Arguments) -> int | None:
 
 
 def _layers(made: WholeLayers, title: str, path: Path) -> None:
-    names = made.schedule.problem.cluster.device_names
     replicas = f", replicas {len(made.plan.replicas)}" if len(made.plan.replicas) > 1 else ""
     say(f"{title:<12} {path}: layers {len(made.modules)}, stages {len(made.stages)}{replicas}")
-    for number, ((first, end), at) in enumerate(zip(made.stages, made.plan.devices, strict=True)):
-        own = f"{made.modules[first]}{f' to {made.modules[end - 1]}' if end - first > 1 else ''}" if end > first else ""
-        say(f"stage {number:<6} {', '.join(names[device] for device in at)}: {own or 'no layer'}")
+    modules = [made.modules[first:end] for first, end in made.stages]
+    _stages(zip(modules, made.plan.devices, strict=True), made.schedule, "no layer")
+
+
+def _stages(stages: Iterable[tuple[Sequence[str], Sequence[int]]], schedule: Schedule, without: str) -> None:
+    """Print the devices and the first and last module of each stage."""
+    names = schedule.problem.cluster.device_names
+    for number, (modules, devices) in enumerate(stages):
+        what = f"{modules[0]}{f' to {modules[-1]}' if len(modules) > 1 else ''}" if modules else without
+        say(f"stage {number:<6} {', '.join(names[device] for device in devices)}: {what}")
 
 
 def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:

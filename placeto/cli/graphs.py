@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cli.common import UsageError
-from placeto.cli.options import ANY_GRAPH_HELP, CHOOSING_HELP, FACTORY_HELP, CaptureOptions, TraceOptions
+from placeto.cli.options import ANY_GRAPH_HELP, CHOOSING_HELP, FACTORY_HELP, CaptureOptions, TraceOptions, refuse
 from placeto.placers import LoadError, families, load_family, resolve_graph
 from placeto.problem.graph.uncounted import UncountedWarning, told, without_formula
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
     from placeto.problem.graph import ComputationGraph
 
+_MODULES = "modules, given as file.py:function"
+_OF_MODULES = {field.name for field in fields(CaptureOptions)} - {"inference", "dimensions"}
 Traced = TypeVar("Traced", bound=TraceOptions)
 
 
@@ -39,7 +40,8 @@ def find_graph(argument: str, options: CaptureOptions) -> tuple[str, Computation
     if Path(argument).suffix in (".py", ".ipynb"):
         raise UsageError(f"graph {argument!r}: {_hint(argument)}")
     if Path(argument).is_file() or argument.count(":") == 2:
-        refuse_options(options, argument, "is a graph already", ())
+        refuse(options, ("dimensions",), f"is for ONNX files; {argument} is a graph already")
+        refuse(options, _OF_MODULES | {"inference"}, f"is for {_MODULES}; {argument} is a graph already")
     try:
         return *resolve_graph(argument), None
     except LoadError as problem:
@@ -103,8 +105,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str = "") -> tu
     from placeto.capture.trace import CaptureError, capture_inference
     from placeto.cli.factory import user_step
 
-    if options.dimensions:
-        raise UsageError(f"--dim {options.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
+    refuse(options, ("dimensions",), "is for ONNX files; a factory says how large its inputs are")
     check_step(options)
     step = user_step(factory, options, "cpu" if options.run else "meta")
     name, count, run = name or step.name, options.micro_batches, options.run
@@ -131,9 +132,9 @@ def check_step(options: TraceOptions) -> None:
             f"--micro-batches auto: is for {CHOOSING_HELP}, which print the number that they choose: give that number "
             "here"
         )
-    for option in ("loss", "optimizer_step", "master_weights"):
-        if options.inference and getattr(options, option, None):
-            raise UsageError(f"--{option.replace('_', '-')} is part of a training step, not of --inference")
+    if options.inference:
+        not_of_it = "loss", "optimizer_step", "master_weights"
+        refuse(options, not_of_it, "is part of a training step, not of --inference")
 
 
 def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGraph:
@@ -147,7 +148,7 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
 
     if not Path(file).is_file():
         raise UsageError(f"there is no file {file!r}")
-    refuse_options(options, file, "is an inference as it is", ("inference", "dimensions"))
+    refuse(options, _OF_MODULES, f"is for {_MODULES}; {file} is an inference as it is")
     sizes = {}
     for given in options.dimensions:
         symbol, _, size = given.rpartition("=")
@@ -158,19 +159,6 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
     if found := without_formula(graph):
         warnings.warn(f"{file}: {told(found)}", UncountedWarning, stacklevel=2)
     return graph
-
-
-def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[str]) -> None:
-    """Refuse options of a capture for a graph that isn't captured, except the options `but`.
-
-    Raises:
-        UsageError: another option has another value than its default.
-    """
-    for field in fields(CaptureOptions):
-        if field.name not in but and getattr(options, field.name) != field.default:
-            option = {"settings": "set", "dimensions": "dim"}.get(field.name, field.name.replace("_", "-"))
-            what = "ONNX files" if option == "dim" else "modules, given as file.py:function"
-            raise UsageError(f"--{option} is for {what}; {graph} {why}")
 
 
 def _hint(argument: str) -> str:

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import UsageError
 from placeto.cli.graphs import is_factory
-from placeto.cli.options import FACTORY_HELP, OptionalCount, TrainingOptions
+from placeto.cli.options import FACTORY_HELP, OptionalCount, TrainingOptions, refuse
 from placeto.planning.numbers import COUNTS
 
 if TYPE_CHECKING:
@@ -55,16 +55,14 @@ class ModelOptions(TrainingOptions):
         from placeto.cli.factory import UserStep, user_step
 
         if is_config(self.model):
-            if self.settings or self.loss is not None:
-                raise UsageError("--set and --loss are for a FACTORY; a model by its config.json has its own loss")
+            refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return UserStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
         if not is_factory(self.model):
             needed = "a model is needed, whose step is split into micro-batches, and no graph"
             raise UsageError(f"{self.model!r}: {needed}: {_MODEL_HELP}")
-        if self.batch is not None or self.length is not None:
-            raise UsageError("--batch and --length are for a config.json; a factory says how large its inputs are")
+        refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -236,3 +236,15 @@ def check_options(options: Any) -> None:
         file = os.path.realpath(value) if field.name in OUTPUTS and value is not None else option
         if (other := files.setdefault(file, option)) != option:
             raise UsageError(f"{other} and {option}: both would be written to {value}; give two files")
+
+
+def refuse(options: Any, names: Collection[str], why: str) -> None:
+    """Refuse those of the named options that are given.
+
+    Raises:
+        UsageError: one of them has another value than its default; the message is its name and `why`.
+    """
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            option = {"settings": "set", "dimensions": "dim"}.get(field.name, field.name.replace("_", "-"))
+            raise UsageError(f"--{option} {why}")

@@ -14,25 +14,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from tyro.conf import arg
 
-from placeto.cli.common import describe, find_cluster, missing_memory, note, say
+from placeto.cli import options as opt
+from placeto.cli.common import UsageError, describe, find_cluster, missing_memory, note, say
 from placeto.cli.devices import show_devices
 from placeto.cli.graphs import find_graph
-from placeto.cli.options import (
-    Budget,
-    Captured,
-    ClusterName,
-    CostsName,
-    DispatchName,
-    GraphArgument,
-    Modules,
-    OptionalCount,
-    OptionalJsonOut,
-    OptionalPage,
-    OptionalPicture,
-    OptionalText,
-    Plot,
-    Seed,
-)
 from placeto.cli.report import write_report
 from placeto.placers import Placer, choose_placer, throughput_placer
 from placeto.problem.units import format_us
@@ -48,34 +33,34 @@ class Arguments:
     Without --placer, a trained policy guides the search. Without a budget, the search takes 1,000 simulations.
     """
 
-    graph: GraphArgument
-    cluster: ClusterName
-    dispatch: DispatchName = None
+    graph: opt.GraphArgument
+    cluster: opt.ClusterName
+    dispatch: opt.DispatchName = None
     objective: Literal["makespan", "throughput"] = "makespan"
     """makespan: make one step short. throughput: make the greatest load of a device small, for a stream of samples"""
-    placer: OptionalText = None
+    placer: opt.OptionalText = None
     """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy.
     With --objective throughput: free (the default) or contiguous"""
-    budget: Budget
-    costs: CostsName = "efficiency"
-    seed: Seed = 0
-    workers: OptionalCount = None
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
+    seed: opt.Seed = 0
+    workers: opt.OptionalCount = None
     """threads of the search, all cores if not given; with a budget of simulations the result doesn't depend on them"""
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it, and also the modules that a captured model
     says must not be split, as models of Hugging Face do"""
-    whole: Modules = ()
+    whole: opt.Modules = ()
     """with --whole-modules, a module to keep on one device in addition to the blocks; may be given several times"""
-    out: OptionalJsonOut = None
+    out: opt.OptionalJsonOut = None
     """write the placement to this .json file"""
-    plot: Plot = None
-    curve: OptionalPicture = None
+    plot: opt.Plot = None
+    curve: opt.OptionalPicture = None
     """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
     patience: Annotated[Annotated[float, Field(gt=0.0, lt=1.0)] | None, arg(metavar="FLOAT")] = None
     """end the search if the best makespan stays the same for this share of the budget, such as 0.3"""
-    report: OptionalPage = None
+    report: opt.OptionalPage = None
     """write a page on the placement to this .html file, as `placeto report` does"""
-    options: Captured
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:
@@ -162,17 +147,11 @@ def run(arguments: Arguments) -> None:
 def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
     if arguments.objective == "makespan":
         return choose_placer(arguments.placer, arguments.budget.checkpoint)
-    from placeto.cli.throughput import check_options
-
-    check_options(
-        arguments.options.micro_batches,
-        {
-            "--checkpoint": arguments.budget.checkpoint is not None,
-            "--simulations": arguments.budget.simulations is not None,
-            "--patience": arguments.patience is not None,
-            "--curve": arguments.curve is not None,
-        },
-    )
+    if arguments.options.micro_batches != 1:
+        raise UsageError("--objective throughput is for runs of a whole batch: leave --micro-batches at 1")
+    why = "isn't for --objective throughput, which searches for --seconds, 10 by default"
+    opt.refuse(arguments.budget, ("checkpoint", "simulations"), why)
+    opt.refuse(arguments, ("patience", "curve"), why)
     return throughput_placer(arguments.placer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +11,8 @@ from tyro.conf import arg
 
 from placeto.cli.common import find_cluster, missing_memory, note, say
 from placeto.cli.graphs import as_planned, find_graph
-from placeto.cli.options import (
-    Captured,
-    ClusterName,
-    CostsName,
-    FileDispatchName,
-    GraphArgument,
-    Names,
-    PagePath,
-)
-from placeto.placers import load_placer
+from placeto.cli.options import Captured, ClusterName, CostsName, FileDispatchName, GraphArgument, Names, PagePath
+from placeto.placers import Placer, load_placer
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -64,13 +56,13 @@ class Arguments(PlacedArguments):
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, place with the others, write the page."""
-    check_against(arguments.against)
+    others = rivals(arguments.against)
     from placeto.problem.problem import PlacementProblem
 
     name, file, schedule = simulate_file(arguments)
     problem, cluster = schedule.problem, schedule.problem.cluster
-    others = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
-    write_report(schedule, others, arguments.out, name, file.placer, file.whole_modules, arguments.against)
+    free = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
+    write_report(schedule, free, arguments.out, name, file.placer, file.whole_modules, others)
     if missing := missing_memory(schedule):
         note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
 
@@ -135,16 +127,13 @@ def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
 
 
-def check_against(names: Sequence[str]) -> list[str]:
-    """Return the names of placers, each once; "none" means no placer.
+def rivals(names: Sequence[str]) -> dict[str, Placer]:
+    """Return the placers that a placement is compared with; "none" means no placer.
 
     Raises:
         LoadError: there is no placer of such a name.
     """
-    listed = [] if tuple(names) == ("none",) else list(dict.fromkeys(names))
-    for name in listed:
-        load_placer(name)
-    return listed
+    return {} if tuple(names) == ("none",) else {name: load_placer(name) for name in names}
 
 
 def write_report(
@@ -154,7 +143,7 @@ def write_report(
     name: str,
     placer: str | None,
     whole: Sequence[str] | None,
-    against: Sequence[str] = AGAINST,
+    against: Mapping[str, Placer] | None = None,
 ) -> None:
     """Place the problem with the other placers too, and write the page on the schedule.
 
@@ -167,9 +156,10 @@ def write_report(
     from placeto.problem.units import format_bytes
 
     problem = with_undivided(problem, whole)
-    rivals = {other: load_placer(other)(problem, seed=0) for other in check_against(against) if other != placer}
+    others = rivals(AGAINST) if against is None else against
+    placed = {other: place(problem, seed=0) for other, place in others.items() if other != placer}
     counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
-    page = report_page(schedule, name, placer or "", rivals, whole is not None, counts, advice(counts))
+    page = report_page(schedule, name, placer or "", placed, whole is not None, counts, advice(counts))
     write_text(page, path)
     say(f"devices      {advice(counts)}")
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

@@ -12,19 +12,10 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from placeto.cli import options as opt
 from placeto.cli.common import UsageError, note, say
 from placeto.cli.factory import user_step
 from placeto.cli.graphs import as_planned, check_step
-from placeto.cli.options import (
-    CaptureOptions,
-    Counted,
-    Factory,
-    Names,
-    OptionalPath,
-    OptionalText,
-    Step,
-    StepOptions,
-)
 from placeto.problem.units import format_bytes, format_us
 
 _NOT_COUNTED = 2  # first steps, which are slower
@@ -40,23 +31,23 @@ class Arguments:
     `placeto export --format torch-pipeline` writes.
     """
 
-    factory: Factory
-    devices: Names
+    factory: opt.Factory
+    devices: opt.Names
     """devices of this machine, such as cpu:0,cpu:1,cuda:0, in the order of those of the cluster; cpu:i is one core"""
-    placement: OptionalPath = None
+    placement: opt.OptionalPath = None
     """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
-    plan: OptionalPath = None
+    plan: opt.OptionalPath = None
     """in place of --placement, a pipeline that torch runs, from `placeto plan --runnable-by torch -o` or
     `placeto place --placer torch-pipeline -o`"""
-    cluster: OptionalText = None
+    cluster: opt.OptionalText = None
     """with --plan, the cluster of the simulation; that of the placement if not given"""
     costs: Annotated[str, arg(metavar="NAME|FILE")] = "efficiency"
     """with --plan, how long ops take in the simulation: efficiency, roofline, or a file of costs"""
     check: bool = False
     """with --plan, also train the whole model in each process, and say by how much gradients and losses differ"""
-    steps: Counted = 20
+    steps: opt.Counted = 20
     """how many steps to time, after two that don't count"""
-    options: Step
+    options: opt.Step
 
 
 def run(arguments: Arguments) -> None:
@@ -67,13 +58,7 @@ def run(arguments: Arguments) -> None:
     if arguments.plan is not None:
         _run_plan(arguments, arguments.plan)
         return
-    given = {
-        "--cluster": arguments.cluster is not None,
-        "--costs": arguments.costs != Arguments.costs,
-        "--check": arguments.check,
-    }
-    for option in (option for option, is_given in given.items() if is_given):
-        raise UsageError(f"{option}: goes with --plan")
+    opt.refuse(arguments, ("cluster", "costs", "check"), "goes with --plan")
     assert arguments.placement is not None
     _run_placement(arguments, arguments.placement)
 
@@ -100,7 +85,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     if cluster is None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices(arguments.devices)
-    captured = CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(StepOptions)})
+    captured = opt.CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(opt.StepOptions)})
     given = PlacedArguments(
         graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=captured
     )

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from placeto.cli.common import UsageError, say
+from placeto.cli.common import say
 from placeto.heuristics.throughput import StreamPlacement
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.terminal import table
-
-
-def check_options(micro_batches: int | str, refused: Mapping[str, bool]) -> None:
-    """Refuse what the objective throughput doesn't take: micro-batches, and the options of `refused` that are given.
-
-    Raises:
-        UsageError: there are micro-batches, or an option was given.
-    """
-    if micro_batches != 1:
-        raise UsageError("--objective throughput is for runs of a whole batch: leave --micro-batches at 1")
-    for option, given in refused.items():
-        if given:
-            raise UsageError(f"--objective throughput takes no {option}: it searches for --seconds, 10 by default")
 
 
 def describe_stream(name: str, result: StreamPlacement) -> None:

@@ -10,19 +10,9 @@ from typing import Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import AvoidSubcommands, arg
 
+from placeto.cli import options as opt
 from placeto.cli.common import UsageError, find_cluster, note, say
 from placeto.cli.graphs import find_graph, is_factory
-from placeto.cli.options import (
-    CLUSTER_HELP,
-    CaptureOptions,
-    DispatchName,
-    GraphArguments,
-    Names,
-    OptionalPath,
-    OptionalText,
-    Settings,
-    TraceOptions,
-)
 from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
 from placeto.problem.cluster import Cluster
@@ -54,16 +44,16 @@ class Arguments:
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
-    cluster: Annotated[OptionalText, arg(help=CLUSTER_HELP)] = None
-    dispatch: DispatchName = None
-    graphs: GraphArguments = ()
+    cluster: Annotated[opt.OptionalText, arg(help=opt.CLUSTER_HELP)] = None
+    dispatch: opt.DispatchName = None
+    graphs: opt.GraphArguments = ()
     """graphs to train on in addition to those of --family: files, family:split:index, or file.py:function of models to
     capture"""
-    family: OptionalText = None
+    family: opt.OptionalText = None
     """graph family to train on, from `placeto list families`"""
     validation_graphs: Annotated[tuple[str, ...], arg(metavar="GRAPH ...")] = ()
     """validation graphs in addition to those of --family, named as GRAPH is"""
-    checkpoint: OptionalPath = None
+    checkpoint: opt.OptionalPath = None
     """fine-tune: begin with the parameters and the policy settings of this checkpoint or run directory, by default
     without a supervised stage"""
     recipe: RecipeName = "ours"
@@ -72,9 +62,9 @@ class Arguments:
     """continue from the checkpoint in --out"""
     reward: Literal["simulated", "measured"] = "simulated"
     """whether reinforcement learns from simulated or measured step times"""
-    devices: Names = ()
+    devices: opt.Names = ()
     """in place of --cluster, where measured steps run: devices of this machine, such as cpu:0,cpu:1,cuda:0"""
-    settings: Settings = ()
+    settings: opt.Settings = ()
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
@@ -119,17 +109,15 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
-    for setting in arguments.settings:
-        if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
-            raise UsageError(f"--set {setting}: is for factories, and no GRAPH is one; leave it out")
+    if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
+        opt.refuse(arguments, ("settings",), "is for factories, and no GRAPH is one; leave it out")
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     for sentence in without_effect(config, _usual(arguments, initial), initial is not None):
         note(sentence)
     if arguments.reward == "measured":
         _train_measured(replace(arguments, config=config), initial)
         return
-    if arguments.devices:
-        raise UsageError("--devices: is for --reward measured; add that, or give --cluster in place of --devices")
+    opt.refuse(arguments, ("devices",), "is for --reward measured; add that, or give --cluster in place of --devices")
     if arguments.cluster is None:
         raise UsageError("--cluster is needed, a name from `placeto list clusters`, or a cluster file")
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
@@ -145,7 +133,7 @@ def _train(
     single = family is None and not arguments.validation_graphs
 
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
-        options = CaptureOptions(settings=arguments.settings)
+        options = opt.CaptureOptions(settings=arguments.settings)
         problems = _problems(family, "train", arguments.graphs, cluster, costs, options)
         return problems, None if single else _problems(
             family, "validation", arguments.validation_graphs, cluster, costs, options
@@ -183,7 +171,7 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     if getattr(config.learning, "supervised", 0.0):
         raise UsageError("--reward measured: the supervised stage is simulated; add --learning.reinforcement 1")
     devices = open_devices(arguments.devices)
-    steps = {name: real_step_of(name, TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
+    steps = {name: real_step_of(name, opt.TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
     files = out / "cluster.json", out / "costs.json"
     if not arguments.resume:
         made = profile(list(steps.values()), devices, _PROFILE_SECONDS)
@@ -251,7 +239,7 @@ def _problems(
     graphs: tuple[str, ...],
     cluster: Cluster,
     costs: CostModel,
-    options: CaptureOptions,
+    options: opt.CaptureOptions,
 ) -> dict[str, PlacementProblem]:
     there = family is not None and load_family(family).splits.get(split, 0) > 0
     if family is not None and not there and not graphs:
@@ -259,6 +247,6 @@ def _problems(
         raise UsageError(f"--family {family}: has no graphs in its split {split!r}; give {instead}")
     named = load_split(family, split) if family is not None and there else {}
     for argument in graphs:
-        name, graph, _ = find_graph(argument, options if is_factory(argument) else CaptureOptions())
+        name, graph, _ = find_graph(argument, options if is_factory(argument) else opt.CaptureOptions())
         named[name] = graph
     return {name: PlacementProblem(graph, cluster, costs) for name, graph in named.items()}
