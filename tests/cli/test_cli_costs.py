@@ -86,15 +86,13 @@ def test_evaluation_keeps_rows_of_the_same_costs_only(
     assert rows[0]["makespan_us"] < rows[1]["makespan_us"]
 
 
-def test_capture_in_a_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_in_a_precision(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     factory, out = f"{tmp_path / 'model.py'}:linear", tmp_path / "graph.json"
     for precision, dtype in (("tf32", "tf32"), ("bf16", "bfloat16")):
         assert run("capture", factory, "-o", out, "--precision", precision) == 0
         graph = load_graph(out)
         assert graph.dtypes[graph.op_types.index("aten.addmm")] == dtype
-    capsys.readouterr()
-    assert "--precision" in fails(capsys, "capture", factory, "-o", out, "--precision", "fp8")
 
 
 def test_an_unknown_dtype_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,9 +87,3 @@ def test_what_can_not_be_built_is_refused(config: dict[str, Any], told: str, tmp
     with pytest.raises(UsageError, match=told) as refused:
         ModelOptions(model=written(tmp_path, **config)).find()
     assert "config.json: " in str(refused.value)
-
-
-def test_options_of_factories_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, model_type="llama", **SMALL)
-    with pytest.raises(UsageError, match="--set and --loss are for a FACTORY"):
-        ModelOptions(model=path, loss="mean").find()
