@@ -229,6 +229,8 @@ MISTAKES = [
     ("cifar10", "cifar10 is a family of graphs: write cifar10:train:0, its splits are train, validation, test"),
     ("cifar10:test", "cifar10 is a family of graphs: write cifar10:test:0"),
     ("cifar10:test:x", "index must be 0 to 31, not 'x'"),
+    ("cifar10:test:32", "index must be 0 to 31, not '32'"),
+    ("cifar10:tests:0", "has no split 'tests'; its splits: train, validation, test"),
     ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
     ("folder/README.md", "unknown kind of graph file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt"),
     (

@@ -150,6 +150,20 @@ MISTAKES = [
         for option in ("--micro-batches 2", "--precision bf16", "--loss mean", "--run", "--inference")
     ),
     (f"place modl.onnx {ON} --dim batch=4", "no such file; there is model.onnx"),
+    *(
+        (f"{command} --micro-batches auto", "is for `placeto place`, `placeto plan` and `placeto fits`, which print")
+        for command in (
+            "capture net.py:net -o a.json",
+            f"compare net.py:net {ON}",
+            f"evaluate net.py:net {ON} --placers etf",
+            f"export net.py:net {PLACED} --format dot -o a.dot",
+            "profile net.py:net -o a.json",
+            f"report net.py:net {PLACED} -o page.html",
+            f"run net.py:net {LOCAL} --placement p.json",
+            f"simulate net.py:net {PLACED}",
+            f"tune net.py:net {LOCAL}",
+        )
+    ),
     ("profile -o a.json", "FACTORY"),
     ("profile net.py:net -o a.json --devices cpu:0,tpu:1", "device 'tpu:1': this machine has cpu:0"),
     ("profile net.py:net(3,4) -o a.json", "too many positional arguments"),
