@@ -1,4 +1,4 @@
-"""``placeto capture``: turn a PyTorch model, or an ONNX file, into a graph file."""
+"""``placeto capture``: turn a PyTorch model into a graph file."""
 
 from __future__ import annotations
 

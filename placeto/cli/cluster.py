@@ -1,4 +1,4 @@
-"""``placeto cluster``: a cluster file, from a preset or from what nvidia-smi says of a machine."""
+"""``placeto cluster``: write a cluster file, from a preset or from what nvidia-smi prints."""
 
 from __future__ import annotations
 

@@ -101,6 +101,12 @@ def missing_memory(schedule: Schedule) -> str:
     return ", ".join(f"{format_bytes(int(over[d]))} on {devices[d].name}" for d in np.flatnonzero(over > 0))
 
 
+def note_memory(what: str, schedule: Schedule) -> None:
+    """Print a note on the memory that is missing, if `what` doesn't fit."""
+    if missing := missing_memory(schedule):
+        note(f"{what} doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
+
+
 def say(text: str) -> None:
     """Print text on stdout."""
     print(printable(text))

@@ -1,4 +1,4 @@
-"""``placeto compare``: one graph on several clusters, and whether to place it at all."""
+"""``placeto compare``: place one model on several clusters, and compare with data parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``placeto export``: a placement for other tools."""
+"""``placeto export``: write a placement for other tools: device maps, stages, pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.common import UsageError, missing_memory, note, say
+from placeto.cli.common import UsageError, note, note_memory, say
 from placeto.cli.graphs import is_factory
 from placeto.cli.options import Modules, Names, PagePath, WritablePath, refuse
 from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
@@ -224,8 +224,7 @@ def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int
     cluster = made.schedule.problem.cluster
     if made.moved > 0.0:
         note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
-    if missing := missing_memory(step):
-        note(f"in whole layers it doesn't fit in the memory of {cluster.name}: {missing} too much")
+    note_memory("in whole layers it", step)
     if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
     if arguments.format in _TRAIN and not is_factory(arguments.graph):

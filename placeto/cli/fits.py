@@ -1,4 +1,4 @@
-"""``placeto fits``: whether a model's training step fits a device."""
+"""``placeto fits``: say whether a training step fits into the memory of a device, and what takes its memory."""
 
 from __future__ import annotations
 

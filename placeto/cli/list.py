@@ -1,4 +1,4 @@
-"""``placeto list``: names of families, clusters, placers and rewards, each with a sentence, one a line."""
+"""``placeto list``: list the graph families, clusters, placers or rewards."""
 
 from __future__ import annotations
 

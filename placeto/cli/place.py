@@ -1,4 +1,4 @@
-"""``placeto place``: place one graph on a cluster."""
+"""``placeto place``: find a device for each op of a model, so that a step is as short as possible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from tyro.conf import arg
@@ -20,10 +20,14 @@ from placeto.cli.devices import show_devices
 from placeto.cli.graphs import find_graph
 from placeto.cli.report import write_report
 from placeto.placers import Placer, choose_placer, throughput_placer
-from placeto.problem.units import format_us
+from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.observer import Observer, Status, observing
+from placeto.terminal import table
+
+if TYPE_CHECKING:
+    from placeto.heuristics.throughput import StreamPlacement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +69,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
-    from placeto.cli.throughput import describe_stream
     from placeto.formats.placement import save_placement
-    from placeto.heuristics.throughput import StreamPlacement
+    from placeto.heuristics import throughput
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -111,8 +114,8 @@ def run(arguments: Arguments) -> None:
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
     if arguments.curve is not None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
-    if isinstance(result, StreamPlacement):
-        describe_stream(name, result)
+    if isinstance(result, throughput.StreamPlacement):
+        _describe_stream(name, result)
         if arguments.report is not None:
             write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
         return
@@ -153,6 +156,38 @@ def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
     opt.refuse(arguments.budget, ("checkpoint", "simulations"), why)
     opt.refuse(arguments, ("patience", "curve"), why)
     return throughput_placer(arguments.placer)
+
+
+def _describe_stream(name: str, result: StreamPlacement) -> None:
+    """Print the greatest load, the rate, whether it is the optimum, and the load and memory of each device."""
+    problem = result.problem
+    graph, cluster = problem.graph, problem.cluster
+    kind = "contiguous split" if result.placer == "contiguous" else "split"
+    greatest = cluster.device_names[int(result.loads_us.argmax())]
+    single_us = float(problem.busy_us.sum(axis=0).min())
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
+    say(f"cluster      {cluster.name}")
+    say(f"objective    throughput, {result.placer} splits, in {result.seconds:.2f} s")
+    say(f"greatest load {format_us(result.greatest_us)} ({result.greatest_us:.3f} us) of {greatest}")
+    rate = format_rate(1e6 / result.greatest_us) if result.greatest_us > 0 else "any number of"
+    what = "steps" if graph.mode == "training" else "batches"
+    say(f"             {rate} {what}/s in steady state, each a run of the graph")
+    if single_us > 0:
+        say(f"             {result.greatest_us / single_us:.4f} of the work on the best single device")
+    if result.optimal:
+        say(f"optimal      yes: no {kind} has less")
+    else:
+        say(f"optimal      not proven: no {kind} has less than {format_us(result.bound_us)}")
+    if result.placer == "free" and result.contiguous_us < float("inf"):
+        say(f"contiguous   {format_us(result.contiguous_us)} ({result.contiguous_us:.3f} us), the best that was found")
+    rows = [["device", "ops", "load", "memory"]]
+    counts = [int((result.placement == device).sum()) for device in range(cluster.num_devices)]
+    for device, count, load_us, held in zip(
+        cluster.devices, counts, result.loads_us.tolist(), result.held.tolist(), strict=True
+    ):
+        memory = f"{format_bytes(held)} of {format_bytes(device.memory)}"
+        rows.append([device.name, f"{count}", format_us(load_us), memory])
+    say(table(rows, numbers=True))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``placeto plan``: which way to run a model on given devices."""
+"""``placeto plan``: compare the ways to run a training step on a cluster: replicas, pipelines, a free placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``placeto profile``: measure the ops of models, and the transfers between devices, on this machine."""
+"""``placeto profile``: measure how long the ops of models take on this machine."""
 
 from __future__ import annotations
 

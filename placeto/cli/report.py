@@ -1,4 +1,4 @@
-"""``placeto report``: one page on a placement, for a browser."""
+"""``placeto report``: write a page for a browser that explains a placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from placeto.cli.common import find_cluster, missing_memory, note, say
+from placeto.cli.common import find_cluster, note, note_memory, say
 from placeto.cli.graphs import as_planned, find_graph
 from placeto.cli.options import Captured, ClusterName, CostsName, FileDispatchName, GraphArgument, Names, PagePath
 from placeto.placers import Placer, load_placer
@@ -60,11 +60,10 @@ def run(arguments: Arguments) -> None:
     from placeto.problem.problem import PlacementProblem
 
     name, file, schedule = simulate_file(arguments)
-    problem, cluster = schedule.problem, schedule.problem.cluster
-    free = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
+    graph, costs = schedule.problem.graph, schedule.problem.costs
+    free = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch), costs)
     write_report(schedule, free, arguments.out, name, file.placer, file.whole_modules, others)
-    if missing := missing_memory(schedule):
-        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+    note_memory(str(arguments.placement), schedule)
 
 
 def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
@@ -121,8 +120,7 @@ def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
         step: the schedule of the step as torch runs it.
         graph: the captured step.
     """
-    if missing := missing_memory(step):
-        note(f"as torch runs it, it doesn't fit in the memory of {step.problem.cluster.name}: {missing} too much")
+    note_memory("as torch runs it, it", step)
     if "recomputation" in graph.passes:
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
 

@@ -1,4 +1,4 @@
-"""``placeto run``: run a placed step on devices of this machine."""
+"""``placeto run``: run a placed model on devices of this machine."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""``placeto simulate``: simulate a placement that was written to a file."""
+"""``placeto simulate``: simulate a placement: time of a step, load and memory of each device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.cli.common import describe, missing_memory, note, say
+from placeto.cli.common import describe, note, note_memory, say
 from placeto.cli.devices import show_devices
 from placeto.cli.options import OptionalJson, Plot
 from placeto.cli.report import PlacedArguments, simulate_file
@@ -62,8 +62,7 @@ def run(arguments: Arguments) -> None:
         by = f" by costs {file.costs}" if file.costs and file.costs != costs.name else ""
         here = f"{float(schedule.makespan_us)!r} us{f' by {costs.name}' if by else ''}"
         note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}{by}, not {here}")
-    if missing := missing_memory(schedule):
-        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+    note_memory(str(arguments.placement), schedule)
     if arguments.trace is not None:
         save_chrome_trace(schedule, arguments.trace)
     if arguments.plot is not None:

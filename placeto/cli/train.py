@@ -1,4 +1,4 @@
-"""``placeto train``: train a policy on the graphs of a family, or on single graphs."""
+"""``placeto train``: train a placer that learns, on the graphs of a family or on single graphs."""
 
 from __future__ import annotations
 

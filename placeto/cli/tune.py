@@ -1,4 +1,4 @@
-"""``placeto tune``: the placement that is fastest when it is really run."""
+"""``placeto tune``: find the placement that is fastest when it is run on devices of this machine."""
 
 from __future__ import annotations
 
