@@ -200,6 +200,13 @@ MISTAKES = [
         f"export g.json {PLACED} --format dot -o a.dot --names 0,1",
         "--names goes with --format device-map",
     ),
+    (
+        f"export g.json {PLACED} --format device-map -o a.json --names cpu",
+        "the cluster has 2 devices, 1 names are given",
+    ),
+    (f"export g.json {PLACED} --format device-map -o a.json --whole third", "has no module 'third'"),
+    (f"export g.json {PLACED} --format png -o a.png", "invalid choice"),
+    (f"export g.json {PLACED} --format torchtitan -o g.json", "--out g.json: is a file, and torchtitan needs a folder"),
     (f"export g.json {PLACED} --format stages -o a.json", "there is no such format any more"),
     # trainings
     ("train g.json", "--out STR"),
