@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from tyro.conf import arg
 
 from placeto.cli.common import UsageError, find_cluster, note, say
-from placeto.cli.model_config import Model, can_checkpoint, checkpoint, is_config, size_of
-from placeto.cli.options import OptionalText
+from placeto.cli.model_config import Model, can_checkpoint, checkpoint, is_config
+from placeto.cli.options import OptionalSize, OptionalText
+from placeto.problem.units import format_bytes
 from placeto.progress import ProgressBar
 
 
@@ -25,7 +23,7 @@ class Arguments:
 
     cluster: OptionalText = None
     """a name from `placeto list clusters`, or a cluster file; the answer is given for each kind of device in it"""
-    memory: Annotated[str | None, arg(metavar="SIZE")] = None
+    memory: OptionalSize = None
     """memory of a device, such as 24GB, in place of --cluster"""
     model: Model
 
@@ -36,19 +34,16 @@ def run(arguments: Arguments) -> None:
     from placeto.planning.ways import with_headroom
     from placeto.problem.graph import ComputationGraph
 
-    options = arguments.model
-    if (arguments.cluster is None) == (arguments.memory is None):
+    options, memory = arguments.model, arguments.memory
+    if (arguments.cluster is None) == (memory is None):
         raise UsageError("give either --cluster or --memory: the devices to try, or the memory of one device")
-    headroom = size_of(options.headroom)
-    if arguments.cluster is not None:
-        cluster = find_cluster(arguments.cluster)
+    if memory is None:
+        cluster = find_cluster(str(arguments.cluster))
+    elif memory <= options.headroom:
+        raise UsageError(f"--memory must be more than --headroom, {format_bytes(options.headroom)}")
     else:
-        memory = size_of(str(arguments.memory), "--memory")
-        if memory <= headroom:
-            why = f"--headroom {options.headroom} leaves no memory" if headroom else "give a size such as 16GB"
-            raise UsageError(f"--memory {arguments.memory}: {why}")
         cluster = device_of(memory)
-    cluster = with_headroom(cluster, headroom)
+    cluster = with_headroom(cluster, options.headroom)
     model, counts = options.find(), options.counts
     both = is_config(options.model) and can_checkpoint(model.module)
 

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import UsageError
 from placeto.cli.graphs import is_factory
-from placeto.cli.options import FACTORY_HELP, OptionalCount, TrainingOptions, refuse
+from placeto.cli.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
 from placeto.planning.numbers import COUNTS
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
-_LEAST = 1_000_000  # bytes that a size without a unit must have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class ModelOptions(TrainingOptions):
     """A model whose training step is planned or judged, and the memory that it must leave free."""
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=_MODEL_HELP)]
-    headroom: Annotated[str, arg(metavar="SIZE")] = "0"
+    headroom: Size = 0
     """memory of each device that stays free, such as 1GB"""
     batch: OptionalCount = None
     """for a CONFIG: how many sequences a step has, 1 if not given"""
@@ -67,24 +66,6 @@ class ModelOptions(TrainingOptions):
 
 
 Model = Annotated[ModelOptions, arg(name="")]
-
-
-def size_of(text: str, option: str = "--headroom") -> int:
-    """Parse a size such as 1GB or 512MB; return its bytes.
-
-    Raises:
-        UsageError: the text is no size, or is a number without a unit below 1,000,000 (0 is allowed).
-    """
-    from placeto.problem.units import parse_bytes
-
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: must be a size such as 1GB or 512MB") from None
-    if 0 < size < _LEAST and text.strip()[-1].isdigit():
-        number = text.strip()
-        raise UsageError(f"{option} {number}: means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
-    return size
 
 
 def is_config(argument: str) -> bool:

@@ -21,6 +21,7 @@ from placeto.cli.common import UsageError
 from placeto.placers import GRAPH_HELP
 from placeto.problem.checks import Count, Index, Positive, checked
 from placeto.problem.json_files import check_json_name
+from placeto.problem.units import parse_bytes
 
 OUTPUTS = ("out", "plot", "curve", "trace", "report", "cluster_out")
 """Options that name a file to be written; two of them can't name the same file."""
@@ -29,6 +30,7 @@ FACTORY_HELP = "file.py:function or package.module:function that returns (module
 ANY_GRAPH_HELP = f"{GRAPH_HELP}, or a model to capture: {FACTORY_HELP}"
 CHOOSING = ("place", "plan", "fits")  # the commands that take --micro-batches auto
 CHOOSING_HELP = " and ".join((", ".join(f"`placeto {name}`" for name in CHOOSING[:-1]), f"`placeto {CHOOSING[-1]}`"))
+_LEAST = 1_000_000  # bytes that a size without a unit must have
 
 
 def whole_number(text: str) -> int:
@@ -43,6 +45,22 @@ def whole_number(text: str) -> int:
         if re.fullmatch(r"[+-]?\d+(\.\d+)?e\+?\d{1,2}", text, re.IGNORECASE) and float(text).is_integer():
             return int(float(text))
         raise ValueError(f"{text!r} is no whole number") from None
+
+
+def size_of(text: str) -> int:
+    """Parse a size such as 1GB or 512MB; return its bytes.
+
+    Raises:
+        ValueError: the text is no size, or is a number without a unit below 1,000,000 (0 is allowed).
+    """
+    number = text.strip()
+    try:
+        size = parse_bytes(number)
+    except ValueError:
+        raise ValueError(f"{text!r} must be a size such as 1GB or 512MB") from None
+    if 0 < size < _LEAST and number[-1].isdigit():
+        raise ValueError(f"{number} means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
+    return size
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -65,6 +83,7 @@ def _primitive(kind: type, metavar: str, parse: Callable[[str], Any], show: Call
 
 
 _INT = _primitive(int, "INT", whole_number, str)
+_SIZE = _primitive(int, "SIZE", size_of, str)
 _NAMES = _primitive(tuple, "NAMES", names_in, ",".join)
 
 
@@ -113,6 +132,8 @@ OptionalText = Annotated[str | None, arg(metavar="NAME")]
 OptionalCount = Annotated[Count | None, _INT]
 Counted = Annotated[Count, _INT]
 Whole = Annotated[Index, _INT]
+Size = Annotated[int, _SIZE]
+OptionalSize = Annotated[int | None, _SIZE]
 Names = Annotated[tuple[str, ...], _NAMES]
 
 ClusterName = Annotated[str, arg(help=CLUSTER_HELP)]

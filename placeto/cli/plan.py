@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from placeto.cli.common import UsageError, find_cluster, note, say
 from placeto.cli.devices import show_devices
-from placeto.cli.model_config import Model, size_of
+from placeto.cli.model_config import Model
 from placeto.cli.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
 from placeto.progress import ProgressBar
 
@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> None:
     from placeto.problem.problem import PlacementProblem
 
     given, options = find_cluster(arguments.cluster), arguments.model
-    cluster = with_headroom(given, size_of(options.headroom))
+    cluster = with_headroom(given, options.headroom)
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
 

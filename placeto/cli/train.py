@@ -17,6 +17,7 @@ from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
@@ -132,12 +133,13 @@ def _train(
     config, family, out = arguments.config, arguments.family, Path(arguments.config.out)
     single = family is None and not arguments.validation_graphs
 
+    def problems_of(split: str, names: Sequence[str]) -> dict[str, PlacementProblem]:
+        graphs = _graphs(family, split, names, arguments.settings)
+        return {name: PlacementProblem(graph, cluster, costs) for name, graph in graphs.items()}
+
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
-        options = opt.CaptureOptions(settings=arguments.settings)
-        problems = _problems(family, "train", arguments.graphs, cluster, costs, options)
-        return problems, None if single else _problems(
-            family, "validation", arguments.validation_graphs, cluster, costs, options
-        )
+        problems = problems_of("train", arguments.graphs)
+        return problems, None if single else problems_of("validation", arguments.validation_graphs)
 
     problems, validation = ranks.first_then_others(load)
     if not ranks.first:
@@ -233,20 +235,16 @@ def _value(arguments: Sequence[str], option: str) -> str | None:
     return value
 
 
-def _problems(
-    family: str | None,
-    split: str,
-    graphs: tuple[str, ...],
-    cluster: Cluster,
-    costs: CostModel,
-    options: opt.CaptureOptions,
-) -> dict[str, PlacementProblem]:
+def _graphs(
+    family: str | None, split: str, names: Sequence[str], settings: tuple[str, ...]
+) -> dict[str, ComputationGraph]:
+    """Return the graphs of a split of a family, if one is given, and the named ones; the settings are for factories."""
     there = family is not None and load_family(family).splits.get(split, 0) > 0
-    if family is not None and not there and not graphs:
+    if family is not None and not there and not names:
         instead = "GRAPHs to train on" if split == "train" else "--validation-graphs"
         raise UsageError(f"--family {family}: has no graphs in its split {split!r}; give {instead}")
-    named = load_split(family, split) if family is not None and there else {}
-    for argument in graphs:
-        name, graph, _ = find_graph(argument, options if is_factory(argument) else opt.CaptureOptions())
-        named[name] = graph
-    return {name: PlacementProblem(graph, cluster, costs) for name, graph in named.items()}
+    graphs = load_split(family, split) if family is not None and there else {}
+    for argument in names:
+        name, graph, _ = find_graph(argument, opt.CaptureOptions(settings=settings if is_factory(argument) else ()))
+        graphs[name] = graph
+    return graphs

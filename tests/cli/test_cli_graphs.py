@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from placeto import PlacementResult, capture_inference, capture_training, load_cluster, load_placement, place
-from placeto.cli.options import CaptureOptions, TraceOptions
+from placeto import PlacementResult, capture_inference, capture_training, load_placement, place
+from placeto.cli.options import TraceOptions
 from placeto.cli.profile import real_step_of
-from placeto.cli.train import _problems
+from placeto.cli.train import _graphs
 from placeto.formats.report import page
-from placeto.problem.costs import ROOFLINE
 from tests.command_line import fails, run
 
 MODEL = """
@@ -252,10 +251,8 @@ def test_graphs_that_are_none(graph: str, says: str, capsys: pytest.CaptureFixtu
 
 
 def test_graphs_to_train_on() -> None:
-    settings = CaptureOptions(settings=("width=4",))
-    problems = _problems(None, "train", ("net.py:train",), load_cluster("2xv100"), ROOFLINE, settings)
-    (problem,) = problems.values()
-    assert problem.graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
+    (graph,) = _graphs(None, "train", ("net.py:train",), ("width=4",)).values()
+    assert graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
 
 
 def test_a_step_to_be_run_takes_a_loss_by_name() -> None:

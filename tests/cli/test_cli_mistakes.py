@@ -90,10 +90,7 @@ MISTAKES = [
     ("place net.py:net --cluster nope.json", "cluster 'nope.json': there is no such file; presets are 2xk80, "),
     ("place net.py:net --cluster machine.txt", "(`placeto cluster` makes one of what nvidia-smi prints)"),
     ("compare g.json --cluster ,", "--clusters names no cluster: give some"),
-    (
-        "compare g.json --clusters one/mine.json,other/mine.json",
-        "2 clusters are called 'mine'; their names",
-    ),
+    ("compare g.json --clusters one/mine.json,other/mine.json", "2 clusters are called 'mine'; their names"),
     ("evaluate g.json --placers single --cluster ,", "--cluster names no cluster"),
     ("evaluate g.json --placers single --cluster 2xv100,nothing", "nothing"),
     ("cluster 2xv100 --kind t4 -o a.json", "--kind is for what nvidia-smi prints; 2xv100 says what its devices are"),
@@ -101,10 +98,7 @@ MISTAKES = [
     ("cluster none.json -o a.json", "there is no such file; presets are 2xk80"),
     ("cluster machine.txt -o a.json", "no numbers for GPU 0, 'Tesla T5': give the kind that is nearest (--kind)"),
     ("cluster net.py -o a.json", "connections, as nvidia-smi topo -m prints it"),
-    (
-        f"place {MODEL} --costs nothing.json",
-        "costs 'nothing.json': there is no such file; by name there are",
-    ),
+    (f"place {MODEL} --costs nothing.json", "costs 'nothing.json': there is no such file; by name there are"),
     *(
         (f"{command} --costs fast", "unknown costs 'fast': known are efficiency, roofline")
         for command in (f"simulate g.json {PLACED}", f"evaluate g.json {ON} --placers single", TRAIN)
@@ -128,25 +122,16 @@ MISTAKES = [
     (f"evaluate {ON} --placers single --family nofamily", "unknown graph family"),
     (f"evaluate g.json {ON} --placers single --count 3", "--count is for the graphs of a --family"),
     (f"evaluate g.json {ON} --placers single --split train", "--split is for the graphs of a --family"),
-    (
-        f"evaluate g.json {ON} --placers single,etf --seeds {10**18}",
-        f"these are {2 * 10**18} placements of 1 graph",
-    ),
+    (f"evaluate g.json {ON} --placers single,etf --seeds {10**18}", f"these are {2 * 10**18} placements of 1 graph"),
     # captures
     (f"place {MODEL} --micro-batches 3", "a batch of 16 can't be split into 3 micro-batches"),
-    (
-        f"place {MODEL} --loss mse",
-        "--loss 'mse': must be sum, mean, file.py:function, or one of binary_cross_",
-    ),
+    (f"place {MODEL} --loss mse", "--loss 'mse': must be sum, mean, file.py:function, or one of binary_cross_"),
     (f"place {MODEL} --loss net.py:nothing", "net.py has no function 'nothing'"),
     (f"place {MODEL} --loss mean --inference", "--loss is part of a training step, not of --inference"),
     (f"place {MODEL} --dim batch=4", "--dim is for ONNX files; a factory says how large its inputs are"),
     (f"place {MODEL} --whole third", "has no module 'third'; there are 0, 1"),
     *(
-        (
-            f"place g.json {ON} {option}",
-            f"{option.split()[0]} is for modules, given as file.py:function; g.json is",
-        )
+        (f"place g.json {ON} {option}", f"{option.split()[0]} is for modules, given as file.py:function; g.json is")
         for option in ("--micro-batches 2", "--precision bf16", "--loss mean", "--run", "--inference")
     ),
     (f"place modl.onnx {ON} --dim batch=4", "no such file; there is model.onnx"),
@@ -175,20 +160,17 @@ MISTAKES = [
     (f"plan cifar10:test:0 {ON}", "a model is needed, whose step is split"),
     (f"plan net.py:nothing {ON}", "nothing"),
     (f"plan net.py:net {ON} --micro-batches 3", "--micro-batches 3: net: a batch of 16 can't be split into 3"),
-    (f"plan net.py:net {ON} --headroom much", "--headroom 'much': must be a size such as 1GB"),
-    (f"plan net.py:net {ON} --headroom 1", "--headroom 1: means 1 bytes; did you mean 1GB? Write 1B for bytes"),
+    (f"plan net.py:net {ON} --headroom much", "'much' must be a size such as 1GB"),
+    (f"plan net.py:net {ON} --headroom 1", "--headroom: 1 means 1 bytes; did you mean 1GB? Write 1B for bytes"),
     (f"plan net.py:net {ON} --headroom 99GB", "a headroom of 99.0 GB leaves no memory"),
     ("fits net.py:net", "give either --cluster or --memory"),
     (f"fits net.py:net {ON} --memory 1GB", "give either --cluster or --memory"),
-    ("fits net.py:net --memory 0.1", "--memory 0.1: give a size such as 16GB"),
-    ("fits net.py:net --memory 1GB --headroom 2GB", "--memory 1GB: --headroom 2GB leaves no memory"),
+    ("fits net.py:net --memory 0.1", "--memory must be more than --headroom, 0 B"),
+    ("fits net.py:net --memory 1GB --headroom 2GB", "--memory must be more than --headroom, 2.00 GB"),
     (f"fits net.py:net {ON} --headroom 20GB", "leaves no memory: a device of 2xv100 has 16.0"),
     ("fits net.py:net --memory 1GB --micro-batches 3", "can't be split into 3"),
     ("fits net.py:net --memory 1GB --batch 3", "--batch is for a config.json"),
-    (
-        "fits config.json --memory 1GB --loss mean",
-        "--loss is for a FACTORY; a model by its config.json has its own",
-    ),
+    ("fits config.json --memory 1GB --loss mean", "--loss is for a FACTORY; a model by its config.json has its own"),
     # placements that are run or exported
     (f"run net.py:net {LOCAL}", "give one of --placement and --plan"),
     (f"run net.py:net {LOCAL} --plan p.json --placement p.json", "give one of --placement and --plan"),
@@ -196,14 +178,8 @@ MISTAKES = [
         (f"run net.py:net {LOCAL} --placement p.json {option}", f"{option.split()[0]} goes with --plan")
         for option in ("--check", "--cluster 2xv100", "--costs roofline")
     ),
-    (
-        f"export g.json {PLACED} --format dot -o a.dot --names 0,1",
-        "--names goes with --format device-map",
-    ),
-    (
-        f"export g.json {PLACED} --format device-map -o a.json --names cpu",
-        "the cluster has 2 devices, 1 names are given",
-    ),
+    (f"export g.json {PLACED} --format dot -o a.dot --names 0,1", "--names goes with --format device-map"),
+    (f"export g.json {PLACED} --format device-map -o a.json --names cpu", "the cluster has 2 devices, 1 names are"),
     (f"export g.json {PLACED} --format device-map -o a.json --whole third", "has no module 'third'"),
     (f"export g.json {PLACED} --format png -o a.png", "invalid choice"),
     (f"export g.json {PLACED} --format torchtitan -o g.json", "--out g.json: is a file, and torchtitan needs a folder"),
