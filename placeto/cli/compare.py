@@ -29,8 +29,7 @@ class Arguments:
     placer: opt.PlacerName = None
     budget: opt.Budget
     costs: opt.CostsName = "efficiency"
-    whole_modules: bool = False
-    """keep each block of the model on one device, as a device map needs it"""
+    whole_modules: opt.WholeModules = False
     seed: opt.Seed = 0
     out: opt.OptionalJsonOut = None
     """write the table to this .json file"""

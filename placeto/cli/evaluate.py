@@ -54,8 +54,7 @@ class Arguments:
     """how many graphs of the split to take, from the first on; all if not given"""
     budget: opt.Budget
     costs: opt.CostsName = "efficiency"
-    whole_modules: bool = False
-    """all placers keep each block of the model on one device, as a device map needs it"""
+    whole_modules: opt.WholeModules = False
     seeds: opt.Counted = 1
     """how many seeds (0, 1, ...) each placer runs with"""
     processes: opt.OptionalCount = None

@@ -163,6 +163,7 @@ Settings = Annotated[
         help="an argument of the factory, such as depth=4; may be given several times",
     ),
 ]
+WholeModules = Annotated[bool, arg(help="keep each block of the model on one device, as a device map needs it")]
 Modules = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")]
 
 
