@@ -20,7 +20,8 @@ from scipy.stats import spearmanr
 from experiments import torch_model
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.cli.graphs import CaptureOptions, TraceOptions, capture_factory
+from placeto.cli.graphs import capture_factory
+from placeto.cli.options import CaptureOptions, TraceOptions
 from placeto.cli.profile import real_step_of
 from placeto.formats.exports import ExportError, TorchPipeline, save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders

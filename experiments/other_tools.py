@@ -20,7 +20,8 @@ from pathlib import Path
 from experiments import titan_step
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.cli.graphs import CaptureOptions, capture_factory
+from placeto.cli.graphs import capture_factory
+from placeto.cli.options import CaptureOptions
 from placeto.formats.exports import ExportError
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import TorchTitan, save_torchtitan, torchtitan

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from placeto.placers import DEFAULT_PLACER, Placer, load_placer, throughput_placer, warm_up
+from placeto.problem.checks import Positive, Size, check_fields
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
@@ -38,6 +36,18 @@ PROFILE_SECONDS = 5.0
 
 class PlacingError(ValueError):
     """A budget, a seed or an objective that is invalid; the message says what would be valid."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a placer may spend, and the seed of its random choices; a PlacingError refuses values that are none."""
+
+    simulations: Size | None = None
+    seconds: Positive | None = None
+    seed: Size = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlacingError)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,7 +171,7 @@ def place(
     _check_devices(devices)
     if (cluster is None) == (not devices):
         raise TypeError("place needs a cluster, or devices of this machine, and not both")
-    check_budget(simulations, seconds, seed)
+    Budget(simulations, seconds, seed)
     if isinstance(model, str | Path):
         raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
     if micro_batches == "auto" and devices:
@@ -256,12 +266,10 @@ def place_problem(
         PlacingError: the budget or the seed is invalid.
         PlanError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
-    check_budget(simulations, seconds, seed)
-    simulations = None if simulations is None else int(simulations)
-    given = with_undivided(problem, undivided)
-    warm_up(place_by, problem, simulations, seconds)
+    budget, given = Budget(simulations, seconds, seed), with_undivided(problem, undivided)
+    warm_up(place_by, problem, budget.simulations, budget.seconds)
     with nullcontext() if shown is None else shown:
-        result = place_by(given, simulations=simulations, seconds=seconds, seed=int(seed))
+        result = place_by(given, simulations=budget.simulations, seconds=budget.seconds, seed=budget.seed)
     return replace(result, problem=problem.under(result.problem.dispatch), whole_modules=undivided)
 
 
@@ -310,26 +318,6 @@ def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -
     from placeto.problem.step.whole_modules import whole_modules
 
     return replace(problem, graph=whole_modules(problem.graph, tuple(undivided)))
-
-
-def check_budget(simulations: int | None, seconds: float | None, seed: int) -> None:
-    """Refuse an invalid budget or seed.
-
-    Raises:
-        PlacingError: `simulations` or `seed` is no whole number from 0 to 2^63 - 1, or `seconds` is not above 0 and
-            finite.
-    """
-    for name, value in (("simulations", 0 if simulations is None else simulations), ("seed", seed)):
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if number and 2**63 <= value < math.inf:
-            raise PlacingError(f"{name} must be below 2^63, not {quote(value)}")
-        if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is a whole number, too
-            raise PlacingError(f"{name} must be a whole number, at least 0, not {quote(value)}")
-    if seconds is None:
-        return
-    timed = isinstance(seconds, int | float | np.number) and not isinstance(seconds, bool)
-    if not (timed and 0 < seconds < math.inf):
-        raise PlacingError(f"seconds must be a number above 0 and finite, not {quote(seconds)}")
 
 
 _OF_MODULES: dict[str, Any] = {

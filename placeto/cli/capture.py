@@ -1,24 +1,24 @@
-"""``placeto capture``: turn a PyTorch model, or an ONNX file, into a graph file."""
+"""``placeto capture``: turn a PyTorch model into a graph file."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from placeto.capture.flops import uncounted
-from placeto.cli.common import check_output, say
-from placeto.cli.graphs import Captured, CaptureOptions, capture_factory, import_onnx
+from placeto.cli.common import say
+from placeto.cli.graphs import capture_factory, import_onnx
+from placeto.cli.options import Captured, JsonOut
 from placeto.problem.graph import save_graph
 from placeto.problem.graph.graph_memory import assumed
 from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.problem.units import format_bytes, format_flop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Capture a PyTorch model's training step, or its inference, as a graph file.
 
@@ -36,15 +36,14 @@ class Arguments:
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]
     """package.module:function or file.py:function, or an ONNX file"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: JsonOut
     """the graph file to write, .json or .json.gz"""
-    options: Captured = field(default_factory=CaptureOptions)
+    options: Captured
 
 
 def run(arguments: Arguments) -> None:
     """Capture the graph, write its file, and describe the graph."""
-    path, factory = arguments.output, arguments.factory
-    check_output("--out", path, json=True)
+    path, factory = arguments.out, arguments.factory
     name = path.name.split(".")[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UncountedWarning)  # it is printed below

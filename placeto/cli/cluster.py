@@ -1,4 +1,4 @@
-"""``placeto cluster``: a cluster file, from a preset or from what nvidia-smi says of a machine."""
+"""``placeto cluster``: write a cluster file, from a preset or from what nvidia-smi prints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import OptionalText, UsageError, check_output, find_cluster, say
+from placeto.cli.common import UsageError, find_cluster, say
 from placeto.cli.list import describe_cluster
+from placeto.cli.options import JsonOut, Names, refuse
 
 
 @dataclass(frozen=True)
@@ -23,29 +24,26 @@ class Arguments:
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")]
     """a name from `placeto list clusters`, a cluster file, or a text file with what nvidia-smi prints"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: JsonOut
     """the cluster file to write, .json or .json.gz"""
-    kind: OptionalText = None
+    kind: Names = ()
     """kind of the GPUs, such as a100, if the text file doesn't say it; or a kind for each GPU, comma-separated"""
 
 
 def run(arguments: Arguments) -> None:
     """Read a cluster, write its file, and describe the cluster."""
-    check_output("--out", arguments.output, json=True)
     from placeto.formats.nvidia import HOW, load_machine
     from placeto.problem.cluster import CLUSTERS, of_kinds, save_cluster
 
-    source, name = arguments.source, arguments.output.name.split(".")[0]
+    source, name = arguments.source, arguments.out.name.split(".")[0]
     if source in CLUSTERS or of_kinds(source) is not None or source.endswith((".json", ".json.gz")):
-        if arguments.kind is not None:
-            raise UsageError(f"--kind is for what nvidia-smi prints; {source} says what its devices are")
-        cluster = replace(find_cluster(source, None), name=name)
+        refuse(arguments, ("kind",), f"is for what nvidia-smi prints; {source} says what its devices are")
+        cluster = replace(find_cluster(source), name=name)
     elif not Path(source).is_file():
         near = get_close_matches(source.lower(), CLUSTERS, 1, 0.75)
         meant, known = f": did you mean {near[0]}? Presets" if near else "; presets", ", ".join(CLUSTERS)
         raise UsageError(f"{source!r} is no preset and no file{meant} are {known}; for this machine {HOW}")
     else:
-        kinds = [kind.strip() for kind in (arguments.kind or "").split(",") if kind.strip()]
-        cluster = load_machine(source, kinds, name)
-    save_cluster(cluster, arguments.output)
-    say(f"cluster      {arguments.output}: {describe_cluster(cluster)}")
+        cluster = load_machine(source, arguments.kind, name)
+    save_cluster(cluster, arguments.out)
+    say(f"cluster      {arguments.out}: {describe_cluster(cluster)}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from textwrap import indent
 from types import ModuleType
 from typing import Any, NoReturn
@@ -22,23 +23,11 @@ from placeto.signals import Interruption, sigterm_interrupts
 from placeto.terminal import printable
 
 _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package; heuristics need none of them
-COMMANDS = {
-    "train": "Train a placer that learns, on the graphs of a family or on single graphs.",
-    "plan": "Compare the ways to run a training step on a cluster: replicas, pipelines, a free placement.",
-    "fits": "Say whether a training step fits into the memory of a device, and what takes its memory.",
-    "place": "Find a device for each op of a model, so that a step is as short as possible.",
-    "evaluate": "Compare placers on many graphs at equal budgets.",
-    "simulate": "Simulate a placement: time of a step, load and memory of each device.",
-    "report": "Write a page for a browser that explains a placement.",
-    "compare": "Place one model on several clusters, and compare with data parallelism.",
-    "export": "Write a placement for other tools: device maps, stages, pictures.",
-    "capture": "Turn a PyTorch model into a graph file.",
-    "profile": "Measure how long the ops of models take on this machine.",
-    "run": "Run a placed model on devices of this machine.",
-    "tune": "Find the placement that is fastest when it is run on devices of this machine.",
-    "cluster": "Write a cluster file, from a preset or from what nvidia-smi prints.",
-    "list": "List the graph families, clusters, placers or rewards.",
-}
+COMMANDS = (
+    "train", "plan", "fits", "place", "evaluate", "simulate", "report", "compare",
+    "export", "capture", "profile", "run", "tune", "cluster", "list",
+)  # fmt: skip
+"""The commands: the file of each says in its first line what it does."""
 _EXAMPLE = """\
   placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)
   placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
@@ -149,10 +138,11 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     If the command has a function `defaults(arguments)`, options that aren't given are taken from what it returns.
 
     Raises:
-        UsageError: the arguments are invalid; the message is tyro's report in one sentence.
+        UsageError: the arguments are invalid; the message is tyro's report in one sentence, or names an option.
     """
     import tyro
 
+    from placeto.cli.options import check_options
     from placeto.cli.paragraphs import in_paragraphs, paragraphs
 
     program = f"placeto {command.__name__.rpartition('.')[2]}"
@@ -161,11 +151,13 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     try:
         with contextlib.redirect_stderr(report), in_paragraphs():
             about = paragraphs(command.Arguments.__doc__)
-            return tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
+            given = tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UsageError(f"{_one_line(report.getvalue())} (see `{program} --help`)") from None
+    check_options(given)
+    return given
 
 
 def _one_line(report: str) -> str:
@@ -186,9 +178,16 @@ def _choices(listed: re.Match[str]) -> str:
 
 
 def _help() -> str:
-    commands = indent(terminal.table(COMMANDS.items()), "  ")
+    commands = indent(terminal.table((name, _does(name)) for name in COMMANDS), "  ")
     usage = "usage: placeto COMMAND [OPTIONS]     (placeto COMMAND --help says more)"
     return f"{usage}\n\nPlaces neural-network computation graphs on devices.\n\n{commands}\n\nexample:\n{_EXAMPLE}"
+
+
+def _does(command: str) -> str:
+    """Return what a command does, from the first line of its file, which isn't imported for that."""
+    with Path(__file__).with_name(f"{command}.py").open(encoding="utf-8") as file:
+        sentence = file.readline().strip('"\n').partition(": ")[2]
+    return sentence[0].upper() + sentence[1:]
 
 
 def _version() -> str:

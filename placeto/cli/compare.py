@@ -1,30 +1,19 @@
-"""``placeto compare``: one graph on several clusters, and whether to place it at all."""
+"""``placeto compare``: place one model on several clusters, and compare with data parallelism."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import arg
 
-from placeto.cli.common import (
-    Budget,
-    BudgetOptions,
-    CostsText,
-    OptionalPath,
-    OptionalText,
-    OutputPath,
-    check_output,
-    check_picture,
-    check_whole,
-    find_clusters,
-    say,
-)
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
+from placeto.cli import options as opt
+from placeto.cli.common import find_clusters, say
+from placeto.cli.graphs import find_graph
 from placeto.placers import choose_placer, warm_up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Place one graph on several clusters and compare them, and each placement with data parallelism.
 
@@ -34,44 +23,34 @@ class Arguments:
     as a multiple of those of the placement.
     """
 
-    graph: GraphArgument
-    clusters: Annotated[str, arg(aliases=["--cluster"], metavar="NAMES")]
+    graph: opt.GraphArgument
+    clusters: Annotated[opt.Names, arg(aliases=["--cluster"])]
     """clusters to compare: names from `placeto list clusters` and cluster files, such as 2xv100,8xh100,mine.json"""
-    placer: OptionalText = None
-    """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy"""
-    budget: Budget = field(default_factory=BudgetOptions)
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    whole_modules: bool = False
-    """keep each block of the model on one device, as a device map needs it"""
-    seed: int = 0
-    """seed of the placer's random choices"""
-    output: OutputPath = None
+    placer: opt.PlacerName = None
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
+    whole_modules: opt.WholeModules = False
+    seed: opt.Seed = 0
+    out: opt.OptionalJsonOut = None
     """write the table to this .json file"""
-    plot: OptionalPath = None
+    plot: opt.OptionalPicture = None
     """draw the comparison to this .png, .svg or .pdf file"""
-    options: Captured = field(default_factory=CaptureOptions)
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:
     """Place on each cluster, print a table and a sentence for each, write what was asked for."""
-    check_output("--out", arguments.output, json=True)
-    check_picture("--plot", arguments.plot)
-    arguments.budget.check()
-    check_whole("--seed", arguments.seed)
-    names = list(dict.fromkeys(name.strip() for name in arguments.clusters.split(",") if name.strip()))
     from placeto.evaluation.machines import machine_table, place_on, save_machines
+    from placeto.placing import with_undivided
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    clusters, costs, budget = find_clusters("--clusters", names, None), load_costs(arguments.costs), arguments.budget
+    clusters = find_clusters("--clusters", tuple(dict.fromkeys(arguments.clusters)))
+    costs, budget = load_costs(arguments.costs), arguments.budget
     _, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph, _ = find_graph(arguments.graph, arguments.options)
-    if arguments.whole_modules:
-        from placeto.problem.step.whole_modules import whole_modules
-
-        graph = whole_modules(graph)
-    problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]
+    undivided = () if arguments.whole_modules else None
+    problems = [with_undivided(PlacementProblem(graph, cluster, costs), undivided) for cluster in clusters]
     machines = []
     for problem in problems:
         warm_up(placer, problem, budget.simulations, budget.seconds)
@@ -80,8 +59,8 @@ def run(arguments: Arguments) -> None:
     say(machine_table(machines))
     for machine in machines:
         say(f"{machine.name}: {machine.advice}")
-    if arguments.output is not None:
-        save_machines(machines, name, arguments.output)
+    if arguments.out is not None:
+        save_machines(machines, name, arguments.out)
     if arguments.plot is not None:
         from placeto.evaluation.figures import machine_figure
         from placeto.formats.gantt import save_figure

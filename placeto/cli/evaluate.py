@@ -6,29 +6,13 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.cli.common import (
-    Budget,
-    BudgetOptions,
-    CostsText,
-    DispatchOption,
-    GraphArguments,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
-    OutputPath,
-    UsageError,
-    check_output,
-    check_picture,
-    check_positive,
-    find_clusters,
-    note,
-    say,
-)
-from placeto.cli.graphs import Captured, CaptureOptions, find_graph, is_factory
+from placeto.cli import options as opt
+from placeto.cli.common import UsageError, find_clusters, note, say
+from placeto.cli.graphs import find_graph, is_factory
 from placeto.placers import load_split
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
@@ -46,7 +30,7 @@ _MOST = 100_000  # placements of all tables, at most: to list so many takes 5 s
 _TITLE = 130  # characters of a line above the curves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Compare placers on many graphs: a table on stdout, the rows in a file.
 
@@ -55,50 +39,48 @@ class Arguments:
     command again: rows that the file already has are kept.
     """
 
-    cluster: str
+    cluster: opt.Names
     """a name from `placeto list clusters`, or a cluster file; or several, comma-separated, each with its own table"""
-    placers: str
+    placers: opt.Names
     """placers to compare, comma-separated, such as placeto,etf,anneal"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
-    graphs: GraphArguments = ()
+    dispatch: opt.DispatchName = None
+    graphs: opt.GraphArguments = ()
     """files, family:split:index, or file.py:function of models to capture, in addition to those of --family"""
-    family: OptionalText = None
+    family: opt.OptionalText = None
     """a graph family, whose --split is evaluated"""
     split: str = "test"
     """split of the family: train, validation or test"""
-    count: OptionalInt = None
+    count: opt.OptionalCount = None
     """how many graphs of the split to take, from the first on; all if not given"""
-    budget: Budget = field(default_factory=BudgetOptions)
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    whole_modules: bool = False
-    """all placers keep each block of the model on one device, as a device map needs it"""
-    seeds: int = 1
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
+    whole_modules: opt.WholeModules = False
+    seeds: opt.Counted = 1
     """how many seeds (0, 1, ...) each placer runs with"""
-    processes: OptionalInt = None
+    processes: opt.OptionalCount = None
     """how many processes to use, with one thread each; as many as cores if not given"""
-    output: OutputPath = None
+    out: opt.OptionalJsonOut = None
     """write the rows to this .json file, and the table to an .md file of the same name"""
-    curve: OptionalPath = None
+    curve: opt.OptionalPicture = None
     """draw makespan against simulations and seconds to this .png, .svg or .pdf file"""
-    options: Captured = field(default_factory=CaptureOptions)
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:
     """Evaluate, print the tables, write what was asked for."""
-    _check(arguments)
+    if arguments.family is None and not arguments.graphs:
+        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
+    if arguments.family is None:
+        opt.refuse(arguments, ("count", "split"), "is for the graphs of a --family; leave it out, or give one")
     from placeto.evaluation.comparison import evaluate, parse_spec
     from placeto.evaluation.seen import seen_before
     from placeto.evaluation.summary import markdown_table, summarize
 
-    where = [name.strip() for name in arguments.cluster.split(",") if name.strip()]
-    clusters, budget = find_clusters("--cluster", where, arguments.dispatch), arguments.budget
+    clusters, budget = find_clusters("--cluster", arguments.cluster, arguments.dispatch), arguments.budget
     costs = load_costs(arguments.costs)
     graphs = _timed(_graphs(arguments), clusters, costs)
-    names = [name for name in arguments.placers.split(",") if name.strip()]
-    _check_placers(names, budget.checkpoint)
-    specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
+    _check_placers(arguments.placers, budget.checkpoint)
+    specs = [parse_spec(name, budget.checkpoint, budget.simulations, budget.seconds) for name in arguments.placers]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
     total = sum(map(len, graphs)) * len(specs) * arguments.seeds
@@ -110,7 +92,7 @@ def run(arguments: Arguments) -> None:
     for sentence in seen_before(specs, {name: graph for own in graphs for name, graph in own.items()}):
         note(sentence)
     rows: list[Row] = []
-    own_file = locked(arguments.output) if arguments.output is not None else nullcontext()  # for all clusters together
+    own_file = locked(arguments.out) if arguments.out is not None else nullcontext()  # for all clusters together
     with own_file, ProgressBar("evaluating", total=total) as bar:
         for own, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
@@ -119,7 +101,7 @@ def run(arguments: Arguments) -> None:
                 specs,
                 range(arguments.seeds),
                 costs=costs,
-                out=arguments.output,
+                out=arguments.out,
                 processes=arguments.processes,
                 history=arguments.curve is not None,
                 report=bar.after(len(rows)),
@@ -133,10 +115,10 @@ def run(arguments: Arguments) -> None:
         for own, cluster in zip(graphs, clusters, strict=True)
     ]
     say("\n".join(tables))
-    if arguments.output is not None:
-        markdown = arguments.output.with_name(arguments.output.name.removesuffix(".gz")).with_suffix(".md")
+    if arguments.out is not None:
+        markdown = arguments.out.with_name(arguments.out.name.removesuffix(".gz")).with_suffix(".md")
         write_text("\n".join(tables), markdown)
-        print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
+        print(f"wrote {arguments.out} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.evaluation.figures import curve_figure
         from placeto.evaluation.summary import held, mean_curves
@@ -183,24 +165,12 @@ def _without_ratio(rows: Sequence[Row]) -> str:
     return f"\nNo single device holds {count}: '/ one device' and 'worst' are of the others.\n"
 
 
-def _check(arguments: Arguments) -> None:
-    check_output("--out", arguments.output, json=True)
-    check_picture("--curve", arguments.curve)
-    arguments.budget.check()
-    check_positive("--seeds", arguments.seeds)
-    check_positive("--processes", arguments.processes)
-    if arguments.family is None and not arguments.graphs:
-        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
-    if arguments.family is None and (arguments.count is not None or arguments.split != "test"):
-        raise UsageError("--count and --split: are for the graphs of a --family; leave them out, or give one")
-
-
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     split = load_split(arguments.family, arguments.split, arguments.count) if arguments.family is not None else {}
     captured = any(is_factory(argument) or argument.endswith(".onnx") for argument in arguments.graphs)
     for argument in arguments.graphs:
         own = is_factory(argument) or argument.endswith(".onnx") or not captured
-        name, graph, _ = find_graph(argument, arguments.options if own else CaptureOptions())
+        name, graph, _ = find_graph(argument, arguments.options if own else opt.CaptureOptions())
         split[name] = graph
     return split
 
@@ -227,7 +197,7 @@ def _budgets(specs: Sequence[PlacerSpec]) -> str:
     """Return the budget of all placers as a phrase, or each budget with the placers that have it."""
     labels: dict[str, list[str]] = {}
     for spec in specs:
-        labels.setdefault(str(BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
+        labels.setdefault(str(opt.BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
     if len(labels) == 1:
         return next(iter(labels))
     return "; ".join(f"{budget} for {', '.join(names)}" for budget, names in labels.items())

@@ -1,31 +1,20 @@
-"""``placeto export``: a placement for other tools."""
+"""``placeto export``: write a placement for other tools: device maps, stages, pictures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import arg
 
-from placeto.cli.common import (
-    UsageError,
-    check_output,
-    missing_memory,
-    note,
-    say,
-)
+from placeto.cli.common import UsageError, note, note_memory, say
 from placeto.cli.graphs import is_factory
-from placeto.cli.report import (
-    PlacedArguments,
-    check_page,
-    note_of_memory,
-    note_other_time,
-    simulate_file,
-    write_report,
-)
+from placeto.cli.options import Modules, Names, PagePath, WritablePath, refuse
+from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
+from placeto.problem.checks import checked
 from placeto.problem.files import write_text
 from placeto.problem.units import format_us
 
@@ -38,7 +27,7 @@ _TRAIN = "torchtitan", "megatron"
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments(PlacedArguments):
     """Write a placement for other tools.
 
@@ -68,11 +57,11 @@ class Arguments(PlacedArguments):
         "html",
     ]
     """what to write"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
     """the file to write; for torch-pipeline and torchtitan, the folder"""
-    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    whole: Modules = ()
     """a module that a device map must not divide, in addition to the blocks; may be given several times"""
-    names: Annotated[str, arg(metavar="NAMES")] = ""
+    names: Names = ()
     """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
 
 
@@ -80,7 +69,7 @@ def run(arguments: Arguments) -> None:
     """Simulate the placement, write it, and say how much longer the step takes within the format's limits."""
     _check(arguments)
     name, file, schedule = simulate_file(arguments)
-    problem, path = schedule.problem, arguments.output
+    problem, path = schedule.problem, arguments.out
     graph = problem.graph
     if arguments.format == "device-map":
         _device_map(schedule, arguments)
@@ -111,34 +100,30 @@ def run(arguments: Arguments) -> None:
 
 def _check(arguments: Arguments) -> None:
     """Refuse an output that can't be written, and options of other formats, before any work is done."""
-    path, kind = arguments.output, arguments.format
+    path, kind = arguments.out, arguments.format
     if kind == "stages":  # for one version: it was a format
         raise UsageError(
             "--format stages: there is no such format any more; place a step in micro-batches with --placer "
             "torch-pipeline, and export it with --format torch-pipeline"
         )
-    if kind == "html":
-        check_page("--out", path)
-    elif kind not in _FOLDERS or not path.is_dir():
-        check_output("--out", path)
+    if kind not in _FOLDERS or not path.is_dir():
+        checked(path, PagePath if kind == "html" else WritablePath, UsageError, "--out")
     if kind in _FOLDERS and path.exists() and not path.is_dir():
         raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
-    for option, given in {"--names": arguments.names, "--whole": arguments.whole}.items():
-        if given and kind != "device-map":
-            raise UsageError(f"{option}: goes with --format device-map, not with {kind}")
+    if kind != "device-map":
+        refuse(arguments, ("names", "whole"), f"goes with --format device-map, not with {kind}")
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports import device_map
 
-    devices = schedule.problem.num_devices
-    names: list[str] = [name.strip() for name in arguments.names.split(",") if name.strip()]
+    devices, names = schedule.problem.num_devices, arguments.names
     if names and len(names) != devices:
         raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
     made = device_map(schedule, arguments.whole)
     said = made.named(names)
-    write_text(json.dumps(said, indent=1) + "\n", arguments.output)
-    say(f"device map   {arguments.output}: {len(said)} modules")
+    write_text(json.dumps(said, indent=1) + "\n", arguments.out)
+    say(f"device map   {arguments.out}: {len(said)} modules")
     _cost("the placement", schedule, schedule)
     _cost("whole modules", made.step.whole, schedule)
     _cost("in program order", made.step.in_order, schedule)
@@ -149,7 +134,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.cli.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 
-    options, folder, names = arguments.options, arguments.output, schedule.problem.cluster.device_names
+    options, folder = arguments.options, arguments.out
     made = torch_pipeline(schedule)
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
@@ -157,10 +142,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     plan = made.order.plan
     counts = f"stages {len(plan.devices)}, replicas {len(plan.replicas)}, micro-batches {plan.num_micro_batches}"
     say(f"pipeline     {folder}: {counts}")
-    for number, (own, at) in enumerate(zip(made.modules, plan.devices, strict=True)):
-        where = ", ".join(names[device] for device in at)
-        what = f"{own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}" if own else "ops between modules"
-        say(f"stage {number:<6} {where}: {what}")
+    _stages(zip(made.modules, plan.devices, strict=True), schedule, "ops between modules")
     whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
@@ -177,7 +159,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
 def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 
-    made, path = torchtitan(schedule), arguments.output
+    made, path = torchtitan(schedule), arguments.out
     save_torchtitan(made, path, _batch(arguments))
     _layers(made.layers, "torchtitan", path)
     free, whole = schedule.makespan_us, made.pipeline.step.makespan_us
@@ -193,7 +175,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports.whole_layers import whole_layers
     from placeto.simulator.schedule import simulate
 
-    title, path = TITLES[arguments.format], arguments.output
+    title, path = TITLES[arguments.format], arguments.out
     made = whole_layers(schedule, title, arguments.format in _TRAIN)
     write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)), path)
     _layers(made, title, path)
@@ -213,25 +195,26 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 def _batch(arguments: Arguments) -> int | None:
     """Return the samples of a step, if a FACTORY is given and the tool trains; None if not, or if they aren't known."""
-    from placeto.capture.batch_dimension import batch_length
-    from placeto.cli.factory import make
-    from placeto.cli.graphs import step_of
+    from placeto.cli.factory import user_step
 
-    options = arguments.options
     if not is_factory(arguments.graph) or arguments.format not in _TRAIN:
         return None
-    made = make(arguments.graph, options.settings, "cpu" if options.run else "meta")
-    _, inputs, _, targets = step_of(made, arguments.graph, options)
-    return batch_length(inputs, targets) or None
+    return user_step(arguments.graph, arguments.options, "cpu" if arguments.options.run else "meta").batch or None
 
 
 def _layers(made: WholeLayers, title: str, path: Path) -> None:
-    names = made.schedule.problem.cluster.device_names
     replicas = f", replicas {len(made.plan.replicas)}" if len(made.plan.replicas) > 1 else ""
     say(f"{title:<12} {path}: layers {len(made.modules)}, stages {len(made.stages)}{replicas}")
-    for number, ((first, end), at) in enumerate(zip(made.stages, made.plan.devices, strict=True)):
-        own = f"{made.modules[first]}{f' to {made.modules[end - 1]}' if end - first > 1 else ''}" if end > first else ""
-        say(f"stage {number:<6} {', '.join(names[device] for device in at)}: {own or 'no layer'}")
+    modules = [made.modules[first:end] for first, end in made.stages]
+    _stages(zip(modules, made.plan.devices, strict=True), made.schedule, "no layer")
+
+
+def _stages(stages: Iterable[tuple[Sequence[str], Sequence[int]]], schedule: Schedule, without: str) -> None:
+    """Print the devices and the first and last module of each stage."""
+    names = schedule.problem.cluster.device_names
+    for number, (modules, devices) in enumerate(stages):
+        what = f"{modules[0]}{f' to {modules[-1]}' if len(modules) > 1 else ''}" if modules else without
+        say(f"stage {number:<6} {', '.join(names[device] for device in devices)}: {what}")
 
 
 def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
@@ -241,8 +224,7 @@ def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int
     cluster = made.schedule.problem.cluster
     if made.moved > 0.0:
         note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
-    if missing := missing_memory(step):
-        note(f"in whole layers it doesn't fit in the memory of {cluster.name}: {missing} too much")
+    note_memory("in whole layers it", step)
     if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
     if arguments.format in _TRAIN and not is_factory(arguments.graph):

@@ -11,24 +11,73 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from placeto.capture.batch_dimension import batch_length
 from placeto.capture.errors import explain
+from placeto.capture.trace import capture_training
 from placeto.cli.common import UsageError
+from placeto.cli.options import StepOptions, TraceOptions
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.messages import within
 
 _FORM = "must be package.module:function or file.py:function"
 _RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
 _SHOWN = 8  # names of other functions in a message
 _FILE = re.compile(r"(.*?\.py):(.*)", re.DOTALL)  # a path may have a colon of its own, as on Windows
 _OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
+
+
+class UserStep(NamedTuple):
+    """What a FACTORY or a CONFIG makes: a module, and what its step takes."""
+
+    name: str
+    module: nn.Module
+    inputs: Any
+    loss: Any = None
+    targets: Any = ()
+
+    @property
+    def batch(self) -> int:
+        """Number of samples of the step; 0 if it isn't known."""
+        return batch_length(self.inputs, self.targets)
+
+    def capture(self, options: StepOptions, micro_batches: Any, name: str = "", **more: Any) -> ComputationGraph:
+        """Return the graph of the training step; `more` are further arguments of `capture_training`.
+
+        Raises:
+            CaptureError: the step can't be captured.
+        """
+        how: dict[str, Any] = {"precision": options.precision, "optimizer": options.optimizer}
+        how |= {"master_weights": options.master_weights, "name": name or self.name, "targets": self.targets}
+        return capture_training(self.module, self.inputs, self.loss, micro_batches=micro_batches, **how, **more)
+
+
+def user_step(factory: str, options: TraceOptions, device: str = "meta") -> UserStep:
+    """Call a FACTORY, and return its step with the loss of the options; on the CPU, its tensors hold numbers.
+
+    Raises:
+        UsageError: there is no such function or loss, or the function returned something else.
+    """
+    from placeto.runtime.steps import filled
+
+    with filled() if device == "cpu" else nullcontext():
+        made = make(factory, options.settings, device)
+    if isinstance(made, nn.Module):
+        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
+        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
+        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
+    step = UserStep(parted(factory)[1].partition("(")[0].strip(), *made)
+    return step if options.loss is None else step._replace(loss=find_loss(options.loss))
 
 
 def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
@@ -41,25 +90,24 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
     Raises:
         UsageError: there is no such function, it doesn't take these arguments, or it raises.
     """
-    where, call = parted(factory)
-    if not call and where.endswith(".py") and (names := functions_of(Path(where))):
-        there = ", ".join(f"{where}:{name}" for name in names)
-        raise UsageError(
-            f"{factory!r}: name the function in it that {_RETURNS.replace('must return', 'returns')}: {there}"
-        )
-    name, positional, named = _parse(call, factory)
+    with within(UsageError, repr(factory)):
+        where, call = parted(factory)
+        if not call and where.endswith(".py") and (names := functions_of(Path(where))):
+            there = ", ".join(f"{where}:{name}" for name in names)
+            raise UsageError(f"name the function in it that {_RETURNS.replace('must return', 'returns')}: {there}")
+        name, positional, named = _parse(call)
+        function = _find(where, name)
     for key, value in settings_of(settings).items():
         if key in named:
             raise UsageError(f"--set {key}: is given twice")
         named[key] = value
-    function = _find(where, name, factory)
     try:
         inspect.signature(function).bind(*positional, **named)
     except TypeError as problem:
         raise UsageError(f"{factory}: {problem}; it is {name}{inspect.signature(function)}") from None
     except ValueError:  # a built-in function without a signature
         pass
-    with _users_code(factory), torch.device(device):
+    with within(UsageError, factory), _users_code(), torch.device(device):
         return function(*positional, **named)
 
 
@@ -107,8 +155,8 @@ def find_loss(name: str) -> Callable[..., Any]:
         UsageError: there is no such loss.
     """
     if ":" in name:
-        where, function = parted(name)
-        return _find(where, function, name)
+        with within(UsageError, repr(name)):
+            return _find(*parted(name))
     if name in _OF_OUTPUT:
         return _OF_OUTPUT[name]
     known = sorted(key for key in vars(nn.functional) if key.endswith(("_loss", "cross_entropy", "kl_div")))
@@ -117,32 +165,18 @@ def find_loss(name: str) -> Callable[..., Any]:
     return getattr(nn.functional, name)
 
 
-def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
-    """Return (module, inputs, loss or None, targets) of what a factory has returned.
-
-    Raises:
-        UsageError: the factory returned something else.
-    """
-    if isinstance(made, nn.Module):
-        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
-    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
-        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
-        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
-    return made[0], made[1], made[2] if len(made) > 2 else None, made[3] if len(made) > 3 else ()
-
-
 @contextmanager
-def _users_code(what: str) -> Iterator[None]:
+def _users_code() -> Iterator[None]:
     """Within it, whatever a user's code raises, SystemExit too, becomes a UsageError."""
     try:
         yield
     except (KeyboardInterrupt, UsageError):
         raise
     except BaseException as problem:
-        raise UsageError(f"{what}: {explain(problem)}") from problem
+        raise UsageError(explain(problem)) from problem
 
 
-def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
+def _parse(call: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Return name and arguments of ``function`` or ``function(...)``."""
     try:
         node = ast.parse(call.strip(), mode="eval").body
@@ -151,7 +185,7 @@ def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
     if isinstance(node, ast.Name):
         return node.id, [], {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise UsageError(f"{factory!r}: {_FORM}, with arguments such as (depth=4) if need be")
+        raise UsageError(f"{_FORM}, with arguments such as (depth=4) if need be")
     try:
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         if len(named) < len(node.keywords):
@@ -159,9 +193,7 @@ def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
         return node.func.id, [ast.literal_eval(argument) for argument in node.args], named
     except (ValueError, TypeError, RecursionError, MemoryError):
         valid = "numbers, strings, lists and the like"
-        raise UsageError(
-            f"{factory!r}: its arguments must be Python literals ({valid}), they aren't evaluated"
-        ) from None
+        raise UsageError(f"its arguments must be Python literals ({valid}), they aren't evaluated") from None
 
 
 def _literal(text: str) -> Any:
@@ -171,48 +203,47 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
-    module = _from_file(Path(where), factory) if where.endswith(".py") else _from_name(where, factory)
+def _find(where: str, name: str) -> Callable[..., Any]:
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
     if not hasattr(module, name):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
         shown = f"; there are {', '.join(sorted(there)[:_SHOWN])}" if there else ""
-        raise UsageError(f"{factory!r}: {where} has no function {name!r}{shown}")
-    found = getattr(module, name)
-    if not callable(found):
-        raise UsageError(f"{factory!r}: {name!r} is not a function: it is of type {type(found).__name__}")
-    if isinstance(found, nn.Module):
-        raise UsageError(f"{factory!r}: {name!r} is a module: name a function, which {_RETURNS}")
-    return found
+        raise UsageError(f"{where} has no function {name!r}{shown}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise UsageError(f"{name!r} is not a function: it is of type {type(function).__name__}")
+    if isinstance(function, nn.Module):
+        raise UsageError(f"{name!r} is a module: name a function, which {_RETURNS}")
+    return function
 
 
-def _from_name(where: str, factory: str) -> ModuleType:
+def _from_name(where: str) -> ModuleType:
     if where.startswith("."):
-        raise UsageError(f"{factory!r}: a relative name; write the whole of it, package.module:function, or a file.py")
+        raise UsageError("a relative name; write the whole of it, package.module:function, or a file.py")
+    beside = f"; {where}.py is a file: write {where}.py:..." if where and Path(f"{where}.py").is_file() else ""
     if not all(part.isidentifier() for part in where.split(".")):
-        beside = f"; {where}.py is a file: write {where}.py:..." if where and Path(f"{where}.py").is_file() else ""
-        raise UsageError(f"{factory!r}: {_FORM}{beside}")
+        raise UsageError(f"{_FORM}{beside}")
     _look_in(Path.cwd())
-    with _users_code(repr(factory)):
+    with _users_code():
         try:
             return import_module(where)
         except ModuleNotFoundError as problem:
             if not problem.name or not f"{where}.".startswith(f"{problem.name}."):
                 raise
-            beside = f"; {where}.py is a file: write {where}.py:..." if Path(f"{where}.py").is_file() else ""
             looked = f"; looked in {Path.cwd()} and where Python's packages are"
-            raise UsageError(f"{factory!r}: there is no module {problem.name!r}{beside or looked}") from None
+            raise UsageError(f"there is no module {problem.name!r}{beside or looked}") from None
 
 
-def _from_file(path: Path, factory: str) -> ModuleType:
+def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{factory!r}: there is no file {str(path)!r}")
+        raise UsageError(f"there is no file {str(path)!r}")
     _look_in(path.absolute().parent)  # for what it imports from beside it
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    with _users_code(repr(factory)):
+    with _users_code():
         spec.loader.exec_module(module)
     return module
 

@@ -1,8 +1,9 @@
-"""``placeto list``: names of families, clusters, placers and rewards, each with a sentence, one a line."""
+"""``placeto list``: list the graph families, clusters, placers or rewards."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -27,36 +28,19 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Print the list."""
-    tables = {
-        "families": _families,
-        "clusters": _clusters,
-        "placers": placer_names,
-        "rewards": _rewards,
-        "placement-rewards": _placement_rewards,
-    }
-    say(table(tables[arguments.what]().items()))
-
-
-def _families() -> dict[str, str]:
-    return {name: load_family(name).description for name in families()}
-
-
-def _clusters() -> dict[str, str]:
+    from placeto.environment import rewards
     from placeto.problem.cluster import CLUSTERS
 
-    return {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()}
-
-
-def _rewards() -> dict[str, str]:
-    from placeto.environment.rewards import find_reward, reward_names
-
-    return {name: first_line(find_reward(name)) for name in reward_names()}
-
-
-def _placement_rewards() -> dict[str, str]:
-    from placeto.environment.rewards import find_placement_reward, placement_reward_names
-
-    return {name: first_line(find_placement_reward(name)) for name in placement_reward_names()}
+    tables: dict[str, Callable[[], dict[str, str]]] = {
+        "families": lambda: {name: load_family(name).description for name in families()},
+        "clusters": lambda: {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()},
+        "placers": placer_names,
+        "rewards": lambda: {name: first_line(rewards.find_reward(name)) for name in rewards.reward_names()},
+        "placement-rewards": lambda: {
+            name: first_line(rewards.find_placement_reward(name)) for name in rewards.placement_reward_names()
+        },
+    }
+    say(table(tables[arguments.what]().items()))
 
 
 def _peaks(device: Device) -> str:

@@ -7,46 +7,65 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
 
 from placeto.cli.common import UsageError
-from placeto.cli.graphs import FACTORY_HELP, TrainingOptions, is_factory, step_of
+from placeto.cli.graphs import is_factory
+from placeto.cli.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
+from placeto.planning.numbers import COUNTS
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
+    from placeto.cli.factory import UserStep
+
+_MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
 
 
-def find_model(
-    argument: str, options: TrainingOptions, batch: int | None, length: int | None
-) -> tuple[str, nn.Module, Any, Any, Any]:
-    """Return the name to show for a FACTORY or CONFIG, and its module, inputs, loss or None, and targets.
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TrainingOptions):
+    """A model whose training step is planned or judged, and the memory that it must leave free."""
 
-    Raises:
-        UsageError: the argument is neither, an option is for the other of the two, or the model can't be built.
-    """
-    if is_config(argument):
-        if options.settings or options.loss is not None:
-            raise UsageError("--set and --loss are for a FACTORY; a model by its config.json has its own loss")
-        for option, number in (("--batch", batch), ("--length", length)):
-            if number is not None and number < 1:
-                raise UsageError(f"{option} must be at least 1, not {number}")
-        path = _file(argument)
-        made = make_model(argument, batch or DEFAULT_BATCH, length or DEFAULT_LENGTH)
-        return (path.absolute().parent.name if path.name == "config.json" else path.stem), *made
-    if not is_factory(argument):
-        raise UsageError(
-            f"{argument!r}: a model is needed, whose step is split into micro-batches, and no graph: {MODEL_HELP}"
-        )
-    if batch is not None or length is not None:
-        raise UsageError("--batch and --length are for a config.json; a factory says how large its inputs are")
-    from placeto.cli.factory import make, parted
+    model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=_MODEL_HELP)]
+    headroom: Size = 0
+    """memory of each device that stays free, such as 1GB"""
+    batch: OptionalCount = None
+    """for a CONFIG: how many sequences a step has, 1 if not given"""
+    length: OptionalCount = None
+    """for a CONFIG: how many tokens a sequence has, 1024 if not given"""
 
-    made = step_of(make(argument, options.settings), argument, options)
-    return parted(argument)[1].partition("(")[0].strip(), *made
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of micro-batches to try."""
+        return COUNTS if isinstance(self.micro_batches, str) else (self.micro_batches,)
+
+    def find(self) -> UserStep:
+        """Return the step of the model.
+
+        Raises:
+            UsageError: the model is neither a FACTORY nor a CONFIG, an option is for the other of the two, or the model
+                can't be built.
+        """
+        from placeto.cli.factory import UserStep, user_step
+
+        if is_config(self.model):
+            refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
+            path = _file(self.model)
+            name = path.absolute().parent.name if path.name == "config.json" else path.stem
+            return UserStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
+        if not is_factory(self.model):
+            needed = "a model is needed, whose step is split into micro-batches, and no graph"
+            raise UsageError(f"{self.model!r}: {needed}: {_MODEL_HELP}")
+        refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
+        return user_step(self.model, self)
+
+
+Model = Annotated[ModelOptions, arg(name="")]
 
 
 def is_config(argument: str) -> bool:
@@ -61,8 +80,8 @@ def is_config(argument: str) -> bool:
     return isinstance(document, dict) and "model_type" in document
 
 
-def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[str, Any], Any, tuple[()]]:
-    """Build a model on "meta"; return (module, inputs by name, loss or None, no targets), as a factory does.
+def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[str, Any], Any]:
+    """Build a model on "meta"; return (module, inputs by name, loss or None), as a factory does.
 
     Models that generate text compute their loss themselves. For others, it is the mean square of the last hidden
     states.
@@ -107,8 +126,8 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     module.train()
     ids = torch.empty(batch, length, dtype=torch.int64, device="meta")
     if auto is transformers.AutoModelForCausalLM:
-        return module, {"input_ids": ids, "labels": ids}, None, ()
-    return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean(), ()
+        return module, {"input_ids": ids, "labels": ids}, None
+    return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean()
 
 
 def can_checkpoint(module: nn.Module) -> bool:

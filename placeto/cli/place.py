@@ -1,4 +1,4 @@
-"""``placeto place``: place one graph on a cluster."""
+"""``placeto place``: find a device for each op of a model, so that a step is as short as possible."""
 
 from __future__ import annotations
 
@@ -6,100 +6,71 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import UseAppendAction, arg
+from pydantic import Field
+from tyro.conf import arg
 
-from placeto.cli.common import (
-    Budget,
-    BudgetOptions,
-    CostsText,
-    DispatchOption,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
-    OutputPath,
-    UsageError,
-    check_apart,
-    check_output,
-    check_picture,
-    check_whole,
-    describe,
-    find_cluster,
-    missing_memory,
-    note,
-    say,
-)
+from placeto.cli import options as opt
+from placeto.cli.common import UsageError, describe, find_cluster, missing_memory, note, say
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
-from placeto.cli.report import check_page, write_report
+from placeto.cli.graphs import find_graph
+from placeto.cli.report import write_report
 from placeto.placers import Placer, choose_placer, throughput_placer
-from placeto.problem.units import format_us
+from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.observer import Observer, Status, observing
+from placeto.terminal import table
+
+if TYPE_CHECKING:
+    from placeto.heuristics.throughput import StreamPlacement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Find a device for each op of one graph, so that a step takes as little simulated time as possible.
 
     Without --placer, a trained policy guides the search. Without a budget, the search takes 1,000 simulations.
     """
 
-    graph: GraphArgument
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
+    graph: opt.GraphArgument
+    cluster: opt.ClusterName
+    dispatch: opt.DispatchName = None
     objective: Literal["makespan", "throughput"] = "makespan"
     """makespan: make one step short. throughput: make the greatest load of a device small, for a stream of samples"""
-    placer: OptionalText = None
+    placer: opt.OptionalText = None
     """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy.
     With --objective throughput: free (the default) or contiguous"""
-    budget: Budget = field(default_factory=BudgetOptions)
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    seed: int = 0
-    """seed of the placer's random choices"""
-    workers: OptionalInt = None
+    budget: opt.Budget
+    costs: opt.CostsName = "efficiency"
+    seed: opt.Seed = 0
+    workers: opt.OptionalCount = None
     """threads of the search, all cores if not given; with a budget of simulations the result doesn't depend on them"""
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it, and also the modules that a captured model
     says must not be split, as models of Hugging Face do"""
-    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    whole: opt.Modules = ()
     """with --whole-modules, a module to keep on one device in addition to the blocks; may be given several times"""
-    output: OutputPath = None
+    out: opt.OptionalJsonOut = None
     """write the placement to this .json file"""
-    plot: OptionalPath = None
-    """draw the schedule to this .png, .svg or .pdf file"""
-    curve: OptionalPath = None
+    plot: opt.Plot = None
+    curve: opt.OptionalPicture = None
     """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
-    patience: OptionalFloat = None
+    patience: Annotated[Annotated[float, Field(gt=0.0, lt=1.0)] | None, arg(metavar="FLOAT")] = None
     """end the search if the best makespan stays the same for this share of the budget, such as 0.3"""
-    report: OptionalPath = None
+    report: opt.OptionalPage = None
     """write a page on the placement to this .html file, as `placeto report` does"""
-    options: Captured = field(default_factory=CaptureOptions)
+    options: opt.Captured
 
 
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
-    check_output("--out", arguments.output, json=True)
-    check_picture("--plot", arguments.plot)
-    check_picture("--curve", arguments.curve)
-    check_page("--report", arguments.report)
-    check_apart({"--plot": arguments.plot, "--curve": arguments.curve})
-    arguments.budget.check()
-    check_whole("--seed", arguments.seed)
-    if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
-        raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
-    from placeto.cli.throughput import describe_stream
     from placeto.formats.placement import save_placement
-    from placeto.heuristics.throughput import StreamPlacement
+    from placeto.heuristics import throughput
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -109,8 +80,6 @@ def run(arguments: Arguments) -> None:
     placer_name, placer = _find_placer(arguments)
     cluster = find_cluster(arguments.cluster, arguments.dispatch)
     if arguments.workers is not None:
-        if arguments.workers < 1:
-            raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
     costs, name, module = load_costs(arguments.costs), "", None
@@ -137,16 +106,16 @@ def run(arguments: Arguments) -> None:
     problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
     schedule = result.schedule()
-    if arguments.output is not None:
-        save_placement(result, arguments.output)
+    if arguments.out is not None:
+        save_placement(result, arguments.out)
     if arguments.plot is not None:
         from placeto.formats.gantt import gantt_figure, save_figure
 
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
     if arguments.curve is not None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
-    if isinstance(result, StreamPlacement):
-        describe_stream(name, result)
+    if isinstance(result, throughput.StreamPlacement):
+        _describe_stream(name, result)
         if arguments.report is not None:
             write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
         return
@@ -181,18 +150,44 @@ def run(arguments: Arguments) -> None:
 def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
     if arguments.objective == "makespan":
         return choose_placer(arguments.placer, arguments.budget.checkpoint)
-    from placeto.cli.throughput import check_options
-
-    check_options(
-        arguments.options.micro_batches,
-        {
-            "--checkpoint": arguments.budget.checkpoint is not None,
-            "--simulations": arguments.budget.simulations is not None,
-            "--patience": arguments.patience is not None,
-            "--curve": arguments.curve is not None,
-        },
-    )
+    if arguments.options.micro_batches != 1:
+        raise UsageError("--objective throughput is for runs of a whole batch: leave --micro-batches at 1")
+    why = "isn't for --objective throughput, which searches for --seconds, 10 by default"
+    opt.refuse(arguments.budget, ("checkpoint", "simulations"), why)
+    opt.refuse(arguments, ("patience", "curve"), why)
     return throughput_placer(arguments.placer)
+
+
+def _describe_stream(name: str, result: StreamPlacement) -> None:
+    """Print the greatest load, the rate, whether it is the optimum, and the load and memory of each device."""
+    problem = result.problem
+    graph, cluster = problem.graph, problem.cluster
+    kind = "contiguous split" if result.placer == "contiguous" else "split"
+    greatest = cluster.device_names[int(result.loads_us.argmax())]
+    single_us = float(problem.busy_us.sum(axis=0).min())
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
+    say(f"cluster      {cluster.name}")
+    say(f"objective    throughput, {result.placer} splits, in {result.seconds:.2f} s")
+    say(f"greatest load {format_us(result.greatest_us)} ({result.greatest_us:.3f} us) of {greatest}")
+    rate = format_rate(1e6 / result.greatest_us) if result.greatest_us > 0 else "any number of"
+    what = "steps" if graph.mode == "training" else "batches"
+    say(f"             {rate} {what}/s in steady state, each a run of the graph")
+    if single_us > 0:
+        say(f"             {result.greatest_us / single_us:.4f} of the work on the best single device")
+    if result.optimal:
+        say(f"optimal      yes: no {kind} has less")
+    else:
+        say(f"optimal      not proven: no {kind} has less than {format_us(result.bound_us)}")
+    if result.placer == "free" and result.contiguous_us < float("inf"):
+        say(f"contiguous   {format_us(result.contiguous_us)} ({result.contiguous_us:.3f} us), the best that was found")
+    rows = [["device", "ops", "load", "memory"]]
+    counts = [int((result.placement == device).sum()) for device in range(cluster.num_devices)]
+    for device, count, load_us, held in zip(
+        cluster.devices, counts, result.loads_us.tolist(), result.held.tolist(), strict=True
+    ):
+        memory = f"{format_bytes(held)} of {format_bytes(device.memory)}"
+        rows.append([device.name, f"{count}", format_us(load_us), memory])
+    say(table(rows, numbers=True))
 
 
 @contextmanager

@@ -1,39 +1,24 @@
-"""``placeto plan``: which way to run a model on given devices."""
+"""``placeto plan``: compare the ways to run a training step on a cluster: replicas, pipelines, a free placement."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from placeto.cli.common import (
-    CostsText,
-    OptionalInt,
-    OptionalPath,
-    OutputPath,
-    UsageError,
-    check_output,
-    check_whole,
-    find_cluster,
-    note,
-    say,
-)
+from placeto.cli.common import UsageError, find_cluster, note, say
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import Training, TrainingOptions, check_step
-from placeto.cli.model_config import MODEL_HELP, find_model
-from placeto.cli.report import check_page
-from placeto.planning.numbers import COUNTS
+from placeto.cli.model_config import Model
+from placeto.cli.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
 from placeto.progress import ProgressBar
 
 if TYPE_CHECKING:
     from placeto.planning.steps import Plans
 
-_LEAST = 1_000_000  # bytes that a size without a unit must have
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Say which way to run a model's training step on a cluster: a table of ways, the fastest first, and a sentence.
 
@@ -50,66 +35,47 @@ class Arguments:
     what each device does in the best way.
     """
 
-    model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
-    headroom: Annotated[str, arg(metavar="SIZE")] = "0"
-    """memory of each device that stays free, such as 1GB"""
-    simulations: Annotated[int, arg(metavar="INT")] = 300
+    cluster: ClusterName
+    simulations: Whole = 300
     """budget of the search for a free placement; 0 leaves the free placement out"""
     runnable_by: Annotated[Literal["torch", "torchtitan", "megatron"] | None, arg(metavar="TOOL")] = None
     """torch, torchtitan or megatron: show only pipelines that `placeto export` can write for this tool"""
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    seed: int = 0
-    """seed of the search for a free placement"""
-    output: OutputPath = None
+    costs: CostsName = "efficiency"
+    seed: Seed = 0
+    out: OptionalJsonOut = None
     """write the best way to this .json file, as a plan"""
-    report: OptionalPath = None
+    report: OptionalPage = None
     """write a page to this .html file, with the table, and for the best way what `placeto report` writes"""
-    batch: OptionalInt = None
-    """for a CONFIG: how many sequences a step has, 1 if not given"""
-    length: OptionalInt = None
-    """for a CONFIG: how many tokens a sequence has, 1024 if not given"""
-    step: Training = field(default_factory=TrainingOptions)
+    model: Model
 
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
-    check_output("--out", arguments.output, json=True)
-    check_page("--report", arguments.report)
-    several = arguments.step.micro_batches
-    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((several, 1)))
-    check_step(replace(arguments.step, micro_batches=several if isinstance(several, int) else 1))
-    check_whole("--simulations", arguments.simulations)
-    check_whole("--seed", arguments.seed)
-    from placeto.capture.batch_dimension import batch_length
-    from placeto.capture.trace import CaptureError, capture_training
+    from placeto.capture.trace import CaptureError
     from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    given = find_cluster(arguments.cluster, None)
-    cluster = with_headroom(given, size_of(arguments.headroom))
-    costs, options = load_costs(arguments.costs), arguments.step
-    name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
+    given, options = find_cluster(arguments.cluster), arguments.model
+    cluster = with_headroom(given, options.headroom)
+    costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
+    name, batch = model.name, model.batch
 
     with ProgressBar("planning", total=len(counts)) as bar:
 
         def problem_of(count: int) -> PlacementProblem:
             bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
-            how = {"name": name, "targets": targets, "micro_batches": count} | options.how
             try:
-                graph = capture_training(module, inputs, loss, **how)
+                graph = model.capture(options, count)
             except CaptureError as error:
-                if count == several:
-                    raise UsageError(f"--micro-batches {several}: {error}") from None
+                if count == options.micro_batches:
+                    raise UsageError(f"--micro-batches {count}: {error}") from None
                 raise
             return PlacementProblem(graph, cluster, costs)
 
-        batch, by = batch_length(inputs, targets), arguments.runnable_by
+        by = arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
@@ -132,10 +98,10 @@ def run(arguments: Arguments) -> None:
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
-    if arguments.output is not None:
-        save_plan(plans.best.file(given), arguments.output)
+    if arguments.out is not None:
+        save_plan(plans.best.file(given), arguments.out)
         if plans.best.placement is None:
-            note(f"{arguments.output} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
+            note(f"{arguments.out} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:
@@ -152,21 +118,3 @@ def _write_report(plans: Plans, path: Path, name: str) -> None:
         note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."
     write_text(report_page(schedule, name, ways=Ways(head, rows, plans.advice(), note)), path)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")
-
-
-def size_of(text: str, option: str = "--headroom") -> int:
-    """Parse a size such as 1GB or 512MB; return its bytes.
-
-    Raises:
-        UsageError: the text is no size, or is a number without a unit below 1,000,000 (0 is allowed).
-    """
-    from placeto.problem.units import parse_bytes
-
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: must be a size such as 1GB or 512MB") from None
-    if 0 < size < _LEAST and text.strip()[-1].isdigit():
-        number = text.strip()
-        raise UsageError(f"{option} {number}: means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
-    return size

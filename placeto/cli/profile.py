@@ -1,16 +1,17 @@
-"""``placeto profile``: measure the ops of models, and the transfers between devices, on this machine."""
+"""``placeto profile``: measure how long the ops of models take on this machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import OptionalPath, UsageError, check_apart, check_output, check_positive, say
-from placeto.cli.factory import make
-from placeto.cli.graphs import Trace, TraceOptions, check_step, step_of
+from placeto.cli.common import UsageError, say
+from placeto.cli.factory import parted, user_step
+from placeto.cli.graphs import check_step
+from placeto.cli.options import Devices, JsonOut, OptionalJson, Trace, TraceOptions
+from placeto.problem.checks import Positive
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from placeto.runtime.steps import RealStep
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Measure how long the ops of models take on this machine, and write a file of costs for `placeto place --costs`.
 
@@ -28,26 +29,20 @@ class Arguments:
 
     factories: Annotated[Positional[tuple[str, ...]], arg(metavar="FACTORY ...")]
     """package.module:function or file.py:function, one or several"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: JsonOut
     """the file of costs to write, .json or .json.gz"""
-    devices: Annotated[str, arg(metavar="NAMES")] = "cpu:0"
-    """devices of this machine, such as cpu:0,cpu:1,cuda:0; cpu:i is one core"""
-    cluster_out: OptionalPath = None
+    devices: Devices = ("cpu:0",)
+    cluster_out: OptionalJson = None
     """write these devices, with measured times of transfers between them, to this cluster file"""
     processes: bool = False
     """measure transfers between processes by gloo, which `placeto run --plan` uses on cores, not between threads"""
-    seconds: float = 20.0
+    seconds: Positive = 20.0
     """how long to run the steps; at least three passes are made"""
-    options: Trace = field(default_factory=TraceOptions)
+    options: Trace
 
 
 def run(arguments: Arguments) -> None:
     """Measure, write the files, and say how far off predictions are."""
-    outputs = {"--out": arguments.output, "--cluster-out": arguments.cluster_out}
-    for option, path in outputs.items():
-        check_output(option, path, json=True)
-    check_apart(outputs)
-    check_positive("--seconds", arguments.seconds)
     if not arguments.factories:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")
     from placeto.problem.cluster import save_cluster
@@ -55,12 +50,12 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.devices import open_devices
     from placeto.runtime.profiling import profile
 
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    devices = open_devices(arguments.devices)
     steps = [real_step_of(factory, arguments.options) for factory in arguments.factories]
-    name = (arguments.cluster_out or arguments.output).name.split(".")[0]
+    name = (arguments.cluster_out or arguments.out).name.split(".")[0]
     made = profile(steps, devices, arguments.seconds, name, arguments.processes)
-    save_profiled(made.costs, arguments.output)
-    say(f"costs        {arguments.output}: {len(made.costs.ops)} signatures")
+    save_profiled(made.costs, arguments.out)
+    say(f"costs        {arguments.out}: {len(made.costs.ops)} signatures")
     if arguments.cluster_out is not None:
         save_cluster(made.cluster, arguments.cluster_out)
         say(f"cluster      {arguments.cluster_out}: {', '.join(device.name for device in made.cluster.devices)}")
@@ -74,14 +69,12 @@ def real_step_of(factory: str, options: TraceOptions) -> RealStep:
         UsageError: there is no such function, or an option is invalid.
         CaptureError, StepError: the step can't be captured or run.
     """
-    from placeto.runtime.steps import filled, real_inference, real_training
+    from placeto.runtime.steps import real_inference, real_training
 
     check_step(options)
-    with filled():
-        made = make(factory, options.settings, device="cpu")
-    module, inputs, loss, targets = step_of(made, factory, options)
+    _, module, inputs, loss, targets = user_step(factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}
-    how["name"] = factory.partition(":")[2]
+    how["name"] = parted(factory)[1]
     if options.inference:
         return real_inference(module, inputs, **how)
     return real_training(module, inputs, loss, targets=targets, **how)

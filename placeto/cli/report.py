@@ -1,26 +1,18 @@
-"""``placeto report``: one page on a placement, for a browser."""
+"""``placeto report``: write a page for a browser that explains a placement."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from placeto.cli.common import (
-    CostsText,
-    DispatchOption,
-    UsageError,
-    check_output,
-    find_cluster,
-    missing_memory,
-    note,
-    say,
-)
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, as_planned, find_graph
-from placeto.placers import load_placer
+from placeto.cli.common import find_cluster, note, note_memory, say
+from placeto.cli.graphs import as_planned, find_graph
+from placeto.cli.options import Captured, ClusterName, CostsName, FileDispatchName, GraphArgument, Names, PagePath
+from placeto.placers import Placer, load_placer
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -29,8 +21,7 @@ if TYPE_CHECKING:
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import Schedule
 
-AgainstText = Annotated[str, arg(metavar="NAMES")]
-AGAINST = "single,expert,metis,heft,etf"
+AGAINST = ("single", "expert", "metis", "heft", "etf")
 COUNTED = 200
 """Budget, in simulations, of the search on each number of devices."""
 
@@ -42,16 +33,13 @@ class PlacedArguments:
     graph: GraphArgument
     placement: Path
     """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
-    options: Captured = field(default_factory=CaptureOptions)
+    cluster: ClusterName
+    dispatch: FileDispatchName = None
+    costs: CostsName = "efficiency"
+    options: Captured
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments(PlacedArguments):
     """Write a page that explains a placement: what is where, what takes the time, schedule, memory and transfers.
 
@@ -59,25 +47,23 @@ class Arguments(PlacedArguments):
     for a browser, and needs no network.
     """
 
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    out: Annotated[PagePath, arg(aliases=["-o"], metavar="PATH")]
     """write the page to this .html file"""
-    against: AgainstText = AGAINST
+    against: Names = AGAINST
     """placers to compare the placement with, such as single,etf; none leaves this out. If the placement was made with
     --whole-modules, they also place whole modules"""
 
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, place with the others, write the page."""
-    check_page("--out", arguments.output)
-    check_against(arguments.against)
+    others = rivals(arguments.against)
     from placeto.problem.problem import PlacementProblem
 
     name, file, schedule = simulate_file(arguments)
-    problem, cluster = schedule.problem, schedule.problem.cluster
-    others = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
-    write_report(schedule, others, arguments.output, name, file.placer, file.whole_modules, arguments.against)
-    if missing := missing_memory(schedule):
-        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+    graph, costs = schedule.problem.graph, schedule.problem.costs
+    free = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch), costs)
+    write_report(schedule, free, arguments.out, name, file.placer, file.whole_modules, others)
+    note_memory(str(arguments.placement), schedule)
 
 
 def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
@@ -91,7 +77,7 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
 
     file = load_placement(given.placement)
     cluster, costs = find_cluster(given.cluster, given.dispatch or file.dispatch), load_costs(given.costs)
-    options = as_planned(given.placement, given.graph, find_cluster(given.cluster, None), given.options)
+    options = as_planned(given.placement, given.graph, find_cluster(given.cluster), given.options)
     name, graph, _ = find_graph(given.graph, options)
     with within(PlacementError, given.placement):
         placement, order = file.devices(graph, cluster), file.op_order(graph)
@@ -134,33 +120,18 @@ def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
         step: the schedule of the step as torch runs it.
         graph: the captured step.
     """
-    if missing := missing_memory(step):
-        note(f"as torch runs it, it doesn't fit in the memory of {step.problem.cluster.name}: {missing} too much")
+    note_memory("as torch runs it, it", step)
     if "recomputation" in graph.passes:
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
 
 
-def check_page(option: str, path: Path | None) -> None:
-    """Refuse a page whose folder is missing or whose name isn't one of HTML, before any work is done.
-
-    Raises:
-        UsageError: the page can't be written, or not under this name.
-    """
-    check_output(option, path)
-    if path is not None and path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{option} {path}: a page's name must end in .html")
-
-
-def check_against(names: str) -> list[str]:
-    """Return the names of placers in a comma-separated list, each once; "none" means no placer.
+def rivals(names: Sequence[str]) -> dict[str, Placer]:
+    """Return the placers that a placement is compared with; "none" means no placer.
 
     Raises:
         LoadError: there is no placer of such a name.
     """
-    listed = [name.strip() for name in names.split(",") if name.strip() and names.strip() != "none"]
-    for name in listed:
-        load_placer(name)
-    return list(dict.fromkeys(listed))
+    return {} if tuple(names) == ("none",) else {name: load_placer(name) for name in names}
 
 
 def write_report(
@@ -170,7 +141,7 @@ def write_report(
     name: str,
     placer: str | None,
     whole: Sequence[str] | None,
-    against: str = AGAINST,
+    against: Mapping[str, Placer] | None = None,
 ) -> None:
     """Place the problem with the other placers too, and write the page on the schedule.
 
@@ -183,9 +154,10 @@ def write_report(
     from placeto.problem.units import format_bytes
 
     problem = with_undivided(problem, whole)
-    rivals = {other: load_placer(other)(problem, seed=0) for other in check_against(against) if other != placer}
+    others = rivals(AGAINST) if against is None else against
+    placed = {other: place(problem, seed=0) for other, place in others.items() if other != placer}
     counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
-    page = report_page(schedule, name, placer or "", rivals, whole is not None, counts, advice(counts))
+    page = report_page(schedule, name, placer or "", placed, whole is not None, counts, advice(counts))
     write_text(page, path)
     say(f"devices      {advice(counts)}")
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

@@ -1,26 +1,27 @@
-"""``placeto run``: run a placed step on devices of this machine."""
+"""``placeto run``: run a placed model on devices of this machine."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from placeto.cli.common import CostsText, OptionalPath, OptionalText, UsageError, check_positive, note, say
-from placeto.cli.factory import make
-from placeto.cli.graphs import CaptureOptions, Step, StepOptions, as_planned, check_step, step_of
+from placeto.cli import options as opt
+from placeto.cli.common import UsageError, note, say
+from placeto.cli.factory import user_step
+from placeto.cli.graphs import as_planned, check_step
 from placeto.problem.units import format_bytes, format_us
 
 _NOT_COUNTED = 2  # first steps, which are slower
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Run a placed training step, or inference, on devices of this machine, and compare it with the simulated one.
 
@@ -30,42 +31,34 @@ class Arguments:
     `placeto export --format torch-pipeline` writes.
     """
 
-    factory: Annotated[Positional[str], arg(metavar="FACTORY")]
-    """package.module:function or file.py:function"""
-    devices: Annotated[str, arg(metavar="NAMES")]
+    factory: opt.Factory
+    devices: opt.Names
     """devices of this machine, such as cpu:0,cpu:1,cuda:0, in the order of those of the cluster; cpu:i is one core"""
-    placement: OptionalPath = None
+    placement: opt.OptionalPath = None
     """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
-    plan: OptionalPath = None
+    plan: opt.OptionalPath = None
     """in place of --placement, a pipeline that torch runs, from `placeto plan --runnable-by torch -o` or
     `placeto place --placer torch-pipeline -o`"""
-    cluster: OptionalText = None
+    cluster: opt.OptionalText = None
     """with --plan, the cluster of the simulation; that of the placement if not given"""
-    costs: CostsText = "efficiency"
+    costs: Annotated[str, arg(metavar="NAME|FILE")] = "efficiency"
     """with --plan, how long ops take in the simulation: efficiency, roofline, or a file of costs"""
     check: bool = False
     """with --plan, also train the whole model in each process, and say by how much gradients and losses differ"""
-    steps: int = 20
+    steps: opt.Counted = 20
     """how many steps to time, after two that don't count"""
-    options: Step = field(default_factory=StepOptions)
+    options: opt.Step
 
 
 def run(arguments: Arguments) -> None:
     """Run the step and print how long it takes."""
     if (arguments.placement is None) == (arguments.plan is None):
         raise UsageError("give one of --placement and --plan")
-    check_positive("--steps", arguments.steps)
     check_step(arguments.options)
     if arguments.plan is not None:
         _run_plan(arguments, arguments.plan)
         return
-    given = {
-        "--cluster": arguments.cluster is not None,
-        "--costs": arguments.costs != Arguments.costs,
-        "--check": arguments.check,
-    }
-    for option in (option for option, is_given in given.items() if is_given):
-        raise UsageError(f"{option}: goes with --plan")
+    opt.refuse(arguments, ("cluster", "costs", "check"), "goes with --plan")
     assert arguments.placement is not None
     _run_placement(arguments, arguments.placement)
 
@@ -91,8 +84,8 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         )
     if cluster is None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    captured = CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(StepOptions)})
+    devices = open_devices(arguments.devices)
+    captured = opt.CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(opt.StepOptions)})
     given = PlacedArguments(
         graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=captured
     )
@@ -100,7 +93,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     made = torch_pipeline(schedule)
     if len(devices) != made.num_ranks:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
-        raise UsageError(f"--devices {arguments.devices}: the plan runs on {used}, not on {len(devices)}")
+        raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
     note_other_time(plan, schedule, made.step.makespan_us)
     note_of_memory(made.step, schedule.problem.graph)
     if options.precision != "fp32":
@@ -122,14 +115,11 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     from placeto.problem.messages import within
     from placeto.runtime.devices import open_devices
     from placeto.runtime.executable import PlacedModule
-    from placeto.runtime.steps import filled
     from placeto.runtime.sums import in_lists
 
     options, file = as_planned(path, arguments.factory, None, arguments.options), load_placement(path)
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    with filled():
-        made = make(arguments.factory, options.settings, device="cpu")
-    module, inputs, loss, targets = step_of(made, arguments.factory, options)
+    devices = open_devices(arguments.devices)
+    _, module, inputs, loss, targets = user_step(arguments.factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}
     if options.inference:
         capture, targets = trace_inference(module.eval(), inputs, **how), ()

@@ -1,36 +1,26 @@
-"""``placeto simulate``: simulate a placement that was written to a file."""
+"""``placeto simulate``: simulate a placement: time of a step, load and memory of each device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.cli.common import (
-    OptionalPath,
-    check_output,
-    check_picture,
-    describe,
-    missing_memory,
-    note,
-    say,
-)
+from placeto.cli.common import describe, note, note_memory, say
 from placeto.cli.devices import show_devices
+from placeto.cli.options import OptionalJson, Plot
 from placeto.cli.report import PlacedArguments, simulate_file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments(PlacedArguments):
     """Simulate a placement and say what it costs: makespan, load and memory of each device."""
 
-    trace: OptionalPath = None
+    trace: OptionalJson = None
     """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
-    plot: OptionalPath = None
-    """draw the schedule to this .png, .svg or .pdf file"""
+    plot: Plot = None
 
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, print what it costs, and write the files that were asked for."""
-    check_output("--trace", arguments.trace, json=True)
-    check_picture("--plot", arguments.plot)
     from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.problem.cluster import DISPATCHES
@@ -72,8 +62,7 @@ def run(arguments: Arguments) -> None:
         by = f" by costs {file.costs}" if file.costs and file.costs != costs.name else ""
         here = f"{float(schedule.makespan_us)!r} us{f' by {costs.name}' if by else ''}"
         note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}{by}, not {here}")
-    if missing := missing_memory(schedule):
-        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+    note_memory(str(arguments.placement), schedule)
     if arguments.trace is not None:
         save_chrome_trace(schedule, arguments.trace)
     if arguments.plot is not None:

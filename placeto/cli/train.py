@@ -1,4 +1,4 @@
-"""``placeto train``: train a policy on the graphs of a family, or on single graphs."""
+"""``placeto train``: train a placer that learns, on the graphs of a family or on single graphs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro import MISSING
-from tyro.conf import AvoidSubcommands, UseAppendAction, arg
+from tyro.conf import AvoidSubcommands, arg
 
-from placeto.cli.common import (
-    DispatchOption,
-    GraphArguments,
-    GraphList,
-    OptionalPath,
-    OptionalText,
-    UsageError,
-    check_positive,
-    find_cluster,
-    note,
-    say,
-)
-from placeto.cli.graphs import CaptureOptions, find_graph, is_factory
+from placeto.cli import options as opt
+from placeto.cli.common import UsageError, find_cluster, note, say
+from placeto.cli.graphs import find_graph, is_factory
 from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
@@ -54,18 +45,16 @@ class Arguments:
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
-    cluster: OptionalText = None
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
-    graphs: GraphArguments = ()
+    cluster: Annotated[opt.OptionalText, arg(help=opt.CLUSTER_HELP)] = None
+    dispatch: opt.DispatchName = None
+    graphs: opt.GraphArguments = ()
     """graphs to train on in addition to those of --family: files, family:split:index, or file.py:function of models to
     capture"""
-    family: OptionalText = None
+    family: opt.OptionalText = None
     """graph family to train on, from `placeto list families`"""
-    validation_graphs: GraphList = ()
+    validation_graphs: Annotated[tuple[str, ...], arg(metavar="GRAPH ...")] = ()
     """validation graphs in addition to those of --family, named as GRAPH is"""
-    checkpoint: OptionalPath = None
+    checkpoint: opt.OptionalPath = None
     """fine-tune: begin with the parameters and the policy settings of this checkpoint or run directory, by default
     without a supervised stage"""
     recipe: RecipeName = "ours"
@@ -74,10 +63,9 @@ class Arguments:
     """continue from the checkpoint in --out"""
     reward: Literal["simulated", "measured"] = "simulated"
     """whether reinforcement learns from simulated or measured step times"""
-    devices: Annotated[str | None, arg(metavar="NAMES")] = None
+    devices: opt.Names = ()
     """in place of --cluster, where measured steps run: devices of this machine, such as cpu:0,cpu:1,cuda:0"""
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factories, such as depth=4; may be given several times"""
+    settings: opt.Settings = ()
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
@@ -108,9 +96,6 @@ def _usual(arguments: Arguments, initial: dict[str, Any] | None) -> AnyTrainConf
 def run(arguments: Arguments) -> None:
     """Train, with a progress bar."""
     config = arguments.config
-    check_positive("--minutes", config.minutes)
-    check_positive("--iterations", config.iterations)
-    check_positive("--simulations", config.simulations)
     check_config(config)
     out = Path(config.out)
     if arguments.resume and out.is_dir() and not (out / FILE_NAME).exists():
@@ -125,17 +110,15 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
-    for setting in arguments.settings:
-        if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
-            raise UsageError(f"--set {setting}: is for factories, and no GRAPH is one; leave it out")
+    if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
+        opt.refuse(arguments, ("settings",), "is for factories, and no GRAPH is one; leave it out")
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     for sentence in without_effect(config, _usual(arguments, initial), initial is not None):
         note(sentence)
     if arguments.reward == "measured":
         _train_measured(replace(arguments, config=config), initial)
         return
-    if arguments.devices is not None:
-        raise UsageError("--devices: is for --reward measured; add that, or give --cluster in place of --devices")
+    opt.refuse(arguments, ("devices",), "is for --reward measured; add that, or give --cluster in place of --devices")
     if arguments.cluster is None:
         raise UsageError("--cluster is needed, a name from `placeto list clusters`, or a cluster file")
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
@@ -150,12 +133,13 @@ def _train(
     config, family, out = arguments.config, arguments.family, Path(arguments.config.out)
     single = family is None and not arguments.validation_graphs
 
+    def problems_of(split: str, names: Sequence[str]) -> dict[str, PlacementProblem]:
+        graphs = _graphs(family, split, names, arguments.settings)
+        return {name: PlacementProblem(graph, cluster, costs) for name, graph in graphs.items()}
+
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
-        options = CaptureOptions(settings=arguments.settings)
-        problems = _problems(family, "train", arguments.graphs, cluster, costs, options)
-        return problems, None if single else _problems(
-            family, "validation", arguments.validation_graphs, cluster, costs, options
-        )
+        problems = problems_of("train", arguments.graphs)
+        return problems, None if single else problems_of("validation", arguments.validation_graphs)
 
     problems, validation = ranks.first_then_others(load)
     if not ranks.first:
@@ -174,7 +158,6 @@ def _train(
 
 def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
     """Train for the graphs of factories alone, by measured times of steps that are run."""
-    from placeto.cli.graphs import TraceOptions
     from placeto.cli.profile import real_step_of
     from placeto.problem.cluster import load_cluster, save_cluster
     from placeto.problem.costs.profiled import load_profiled, save_profiled
@@ -183,14 +166,14 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     from placeto.runtime.profiling import profile
 
     config, out = arguments.config, Path(arguments.config.out)
-    if arguments.devices is None or arguments.cluster is not None:
+    if not arguments.devices or arguments.cluster is not None:
         raise UsageError("--reward measured: give --devices of this machine, as cpu:0,cpu:1, and no --cluster")
     if arguments.family is not None or arguments.validation_graphs or not arguments.graphs:
         raise UsageError("--reward measured: needs factories, package.module:function or file.py:function, to run")
     if getattr(config.learning, "supervised", 0.0):
         raise UsageError("--reward measured: the supervised stage is simulated; add --learning.reinforcement 1")
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    steps = {name: real_step_of(name, TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
+    devices = open_devices(arguments.devices)
+    steps = {name: real_step_of(name, opt.TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
     files = out / "cluster.json", out / "costs.json"
     if not arguments.resume:
         made = profile(list(steps.values()), devices, _PROFILE_SECONDS)
@@ -252,20 +235,16 @@ def _value(arguments: Sequence[str], option: str) -> str | None:
     return value
 
 
-def _problems(
-    family: str | None,
-    split: str,
-    graphs: tuple[str, ...],
-    cluster: Cluster,
-    costs: CostModel,
-    options: CaptureOptions,
-) -> dict[str, PlacementProblem]:
+def _graphs(
+    family: str | None, split: str, names: Sequence[str], settings: tuple[str, ...]
+) -> dict[str, ComputationGraph]:
+    """Return the graphs of a split of a family, if one is given, and the named ones; the settings are for factories."""
     there = family is not None and load_family(family).splits.get(split, 0) > 0
-    if family is not None and not there and not graphs:
+    if family is not None and not there and not names:
         instead = "GRAPHs to train on" if split == "train" else "--validation-graphs"
         raise UsageError(f"--family {family}: has no graphs in its split {split!r}; give {instead}")
-    named = load_split(family, split) if family is not None and there else {}
-    for argument in graphs:
-        name, graph, _ = find_graph(argument, options if is_factory(argument) else CaptureOptions())
-        named[name] = graph
-    return {name: PlacementProblem(graph, cluster, costs) for name, graph in named.items()}
+    graphs = load_split(family, split) if family is not None and there else {}
+    for argument in names:
+        name, graph, _ = find_graph(argument, opt.CaptureOptions(settings=settings if is_factory(argument) else ()))
+        graphs[name] = graph
+    return graphs

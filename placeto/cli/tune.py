@@ -1,20 +1,17 @@
-"""``placeto tune``: the placement that is fastest when it is really run."""
+"""``placeto tune``: find the placement that is fastest when it is run on devices of this machine."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass, replace
 
-from tyro.conf import Positional, arg
-
-from placeto.cli.common import OptionalPath, OutputPath, UsageError, check_output, check_positive, say
-from placeto.cli.graphs import Step, StepOptions
+from placeto.cli.common import UsageError, say
+from placeto.cli.options import Counted, Devices, Factory, OptionalJsonOut, OptionalPath, Seed, Step
+from placeto.problem.checks import Positive
 from placeto.problem.units import format_us
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Find the placement of a model that is fastest when it is run on devices of this machine.
 
@@ -23,28 +20,22 @@ class Arguments:
     last measurement, the result is never slower than one device.
     """
 
-    factory: Annotated[Positional[str], arg(metavar="FACTORY")]
-    """package.module:function or file.py:function"""
-    devices: Annotated[str, arg(metavar="NAMES")]
-    """devices of this machine, such as cpu:0,cpu:1,cuda:0; cpu:i is one core"""
-    minutes: float = 1.0
+    factory: Factory
+    devices: Devices
+    minutes: Positive = 1.0
     """how long all of it may take"""
-    count: int = 4
+    count: Counted = 4
     """how many placements to run in a round, in addition to one device"""
-    output: OutputPath = None
+    out: OptionalJsonOut = None
     """write the placement to this .json file, for `placeto run`"""
-    logs: Annotated[OptionalPath, arg(name="logs")] = None
+    logs: OptionalPath = None
     """write tensorboard curves of the rounds to this folder"""
-    seed: int = 0
-    """seed of the placers' random choices"""
-    options: Step = field(default_factory=StepOptions)
+    seed: Seed = 0
+    options: Step
 
 
 def run(arguments: Arguments) -> None:
     """Tune, print a row for each placement that is run, and write the best placement."""
-    check_output("--out", arguments.output, json=True)
-    check_positive("--minutes", arguments.minutes)
-    check_positive("--count", arguments.count)
     from placeto.cli.profile import real_step_of
     from placeto.formats.placement import save_placement
     from placeto.placing import tuned
@@ -53,7 +44,7 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.tuning import Round
     from placeto.training.curves import Curves
 
-    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    devices = open_devices(arguments.devices)
     if len(devices) < 2:
         raise UsageError("--devices: at least two are needed, as cpu:0,cpu:1")
     options = arguments.options
@@ -82,8 +73,8 @@ def run(arguments: Arguments) -> None:
             curves.numbers(numbers, found.number)
 
         result = tuned(step, devices, 60.0 * arguments.minutes, arguments.count, arguments.seed, report)
-    if arguments.output is not None:
-        save_placement(result.result, Path(arguments.output))
+    if arguments.out is not None:
+        save_placement(result.result, arguments.out)
     share = result.measured_us / result.one_device_us
     say(
         f"best         {format_us(result.measured_us)}, one device {format_us(result.one_device_us)}: {share:.3f} of it"

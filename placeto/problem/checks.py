@@ -39,6 +39,7 @@ _SHORTER = (
     (r"greater than or equal to", ">="),
     (r"less than or equal to", "<="),
     (r"greater than", ">"),
+    (r"less than", "<"),
 )
 """What pydantic says -> how messages say it."""
 

@@ -60,13 +60,6 @@ def test_each_format_of_exports_has_a_line_of_its_own(capsys: pytest.CaptureFixt
     assert items[-2:] == ["trace", "html"]
 
 
-def test_choices_are_listed_in_order_and_without_none(capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(capsys, "place", "x.json", "--cluster", "2xv100", "--dispatch", "first")
-    assert "Expected one of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. " in message
-    message = fails(capsys, "plan", "net.py:net", "--cluster", "2xv100", "--runnable-by", "tensorflow")
-    assert "Expected one of megatron, torch, torchtitan. " in message
-
-
 def test_a_choice_is_listed_wherever_the_line_is_broken() -> None:
     """tyro lists choices in another order in each process: the point alone may stand in the next line."""
     frame = "╭─ Parsing error ─╮\n│ invalid choice 'c'. Expected one of ('b', {} │\n│ . │\n│ ──── │\n│ more │\n"
@@ -86,13 +79,6 @@ def test_graphs_of_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("cifar10 ")
     assert run("place", "ptb:test:0", "--cluster", "2xv100", "--placer", "single") == 0
     assert "1.0000 of the best single device" in capsys.readouterr().out
-    on = ("--cluster", "2xv100", "--placer", "single")
-    assert "has no split 'tests'; its splits: train, validation, test" in fails(capsys, "place", "ptb:tests:0", *on)
-    assert "index must be 0 to 31, not '32'" in fails(capsys, "place", "ptb:test:32", *on)
-    assert "index must be 0 to 31, not '-1'" in fails(capsys, "place", "ptb:test:-1", *on)
-    assert "known: cifar10, ptb, nmt" in fails(
-        capsys, "train", "--family", "cifar", "--out", "x", "--cluster", "2xv100"
-    )
 
 
 def test_graphs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,14 +89,6 @@ def test_graphs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "1.0000 of the best single device" in capsys.readouterr().out
     (tmp_path / "bad.graph.txt").write_text("nonsense")
     assert "bad.graph.txt" in fails(capsys, "place", tmp_path / "bad.graph.txt", "--cluster", "2xv100")
-
-
-def test_what_is_unknown_or_no_checkpoint(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "commands: train, plan, fits, place" in fails(capsys, "plaice")
-    assert "commands: train, plan, fits, place" in fails(capsys, "--plaice")
-    assert "families" in fails(capsys, "list", "everything")
-    checkpoint = ("--checkpoint", graph_file)
-    assert "fork.json: not a checkpoint" in fails(capsys, "place", graph_file, "--cluster", "2xv100", *checkpoint)
 
 
 def test_errors_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,8 +94,6 @@ def test_factories_in_files(
         "value": "zoo_of_tests.py:17: TypeError: ",
         "moved": "leave out .cuda(), .to(device) and device=",
         "no_driver": "leave out .cuda(), .to(device) and device=",
-        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, no_driver, step, value",
-        "net(deep=1)": "got an unexpected keyword argument 'deep'; it is net(depth=1)",
     }.items():
         assert says in fails(capsys, "capture", f"{zoo}:{function}", "-o", out)
     for name, content, says in (
@@ -139,16 +137,13 @@ def text() -> str:
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
-        ("no.such:model", "there is no module 'no'; looked in"),
         ("tests.no_such:model", "there is no module 'tests.no_such'"),
         (".captures:mlp", "a relative name; write the whole of it"),
         (":model", "must be package.module:function"),
         ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
         ("tests.cli.test_cli_capture:deep(2)", "deep(2): the loss must be a scalar tensor"),
-        ("tests.cli.test_cli_capture:nothing", "has no function 'nothing'"),
         ("tests.command_line:OPS", "is not a function"),
         ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
-        ("tests.cli.test_cli_capture:text", "not a str"),
     ],
 )
 def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +161,6 @@ def counting() -> tuple[nn.Module, list[torch.Tensor], object]:
 def test_sizes_that_depend_on_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("capture", "tests.cli.test_cli_capture:counting", "-o", tmp_path / "g.json")
     assert "or have the step computed once, by `placeto capture --run`" in fails(capsys, *command)
-    assert "not of --inference" in fails(capsys, *command, "--inference", "--optimizer-step")
     assert run(*command, "--run", "--optimizer-step", "--optimizer", "sgd") == 0
     graph = load_graph(tmp_path / "g.json")
     assert [op for op in graph.op_names if op.endswith("/sgd")] == ["weight/sgd", "bias/sgd"]
@@ -189,7 +183,6 @@ def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("capture", file, "-o", out, "--dim", "batch"), "--dim 'batch': must be name=size"),
         (("capture", file, "-o", out, "--dim", "batch=4", "--micro-batches", "2"), "--micro-batches is for modules"),
         (("capture", tmp_path / "no.onnx", "-o", out), "there is no file"),
-        (("capture", "tests.cli.test_cli_capture:model", "-o", out, "--dim", "batch=4"), "--dim batch=4: is for ONNX"),
     ):
         assert message in fails(capsys, *arguments)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from placeto.problem.cluster import load_cluster
-from tests.command_line import fails, run
+from tests.command_line import run
 
 MACHINE = """\
 GPU 0: Tesla T4 (UUID: GPU-0)
@@ -47,18 +47,3 @@ def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture
     machine.write_text(MACHINE[MACHINE.index("\tGPU0") :])
     assert run("cluster", machine, "-o", out, "--kind", "v100,p100") == 0
     assert [device.kind for device in load_cluster(out).devices] == ["v100", "p100"]
-
-
-def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "machine.txt").write_text(MACHINE.replace("T4", "T5"))
-    out = ("-o", tmp_path / "mine.json")
-    for words, says in (
-        (("2xv100", "-o", tmp_path / "mine.txt"), "mine.txt: must end in .json or .json.gz"),
-        (("3xq100", *out), "'3xq100' is no preset and no file; presets are 2xk80"),
-        ((tmp_path / "machine.txt", *out), "no numbers for GPU 0, 'Tesla T5': give the kind that is nearest (--kind)"),
-        ((__file__, *out), "connections, as nvidia-smi topo -m prints it"),
-        (("2xv100", "--kind", "t4", *out), "--kind is for what nvidia-smi prints; 2xv100 says what its devices are"),
-        ((tmp_path / "none.json", *out), "there is no such file; presets are 2xk80"),
-    ):
-        assert says in fails(capsys, "cluster", *words)
-    assert not (tmp_path / "mine.json").exists()

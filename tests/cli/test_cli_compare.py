@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from placeto.problem.cluster import load_cluster, save_cluster
-from tests.command_line import fails, run
+from tests.command_line import run
 
 
 def test_clusters_by_name_and_from_a_file(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,16 +23,3 @@ def test_clusters_by_name_and_from_a_file(graph_file: str, tmp_path: Path, capsy
     rows = json.loads(table.read_text())["rows"]
     assert [row["price_per_step"] is None for row in rows] == [True, True, False]
     assert plot.stat().st_size > 1000
-
-
-def test_mistakes_are_told_in_one_line(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ("compare", graph_file, "--placer", "single")
-    assert "--clusters names no cluster: give some" in fails(capsys, *common, "--clusters", ",")
-    for folder in ("one", "other"):
-        (tmp_path / folder).mkdir()
-        save_cluster(replace(load_cluster("2xp100"), name="mine"), tmp_path / folder / "mine.json")
-    two = f"{tmp_path}/one/mine.json,{tmp_path}/other/mine.json"
-    assert "2 clusters are called 'mine'; their names must differ" in fails(capsys, *common, "--clusters", two)
-    assert "--clusters names no cluster" in fails(capsys, *common, "--cluster", ",")
-    assert "a picture's name must end in" in fails(capsys, *common, "--clusters", "2xv100", "--plot", tmp_path / "a.b")
-    assert "--simulations must be at least 0" in fails(capsys, *common, "--clusters", "2xv100", "--simulations", "-1")

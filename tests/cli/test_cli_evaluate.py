@@ -65,14 +65,6 @@ def test_evaluate_says_that_a_policy_was_trained_on_its_graphs(
     assert "was trained on" not in capsys.readouterr().err
 
 
-def test_evaluate_refuses_more_placements_than_a_table_can_hold(
-    graph_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--cluster", "2xv100", "--placers", "single,etf", "--seeds", 10**30)
-    says = f"--seeds {10**30}: these are {2 * 10**30} placements of 1 graph by 2 placers, at most 100000 are made"
-    assert says in fails(capsys, "evaluate", graph_file, *options)
-
-
 def test_evaluate_leaves_out_what_takes_no_time(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,37 +119,6 @@ def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.Capture
     assert f"{len(files)} graphs on 4xv100" in capsys.readouterr().out
     expert = SHARED / "dnn-partitioning" / "human-experts" / "bert24_inference_expert.json"
     assert "bert24_inference_expert.json: not a graph file" in fails(capsys, "evaluate", expert, *options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--placers", "single"), "give graphs (files or family:split:index) or --family NAME"),
-        (("--placers", ",", "GRAPH"), "names no placer"),
-        (("--placers", "single", "GRAPH", "--seeds", "0"), "--seeds must be above 0"),
-        (("--placers", "single", "GRAPH", "-o", "table.csv"), "must end in .json or .json.gz"),
-        (("--placers", "single,single", "GRAPH"), "share one label"),
-        (("--placers", "mine@pass=placeto", "GRAPH"), "belongs behind the placer; write mine=placeto@pass"),
-        (
-            ("--placers", "single", "GRAPH", "--checkpoint", "pretrained"),
-            "--checkpoint pretrained: holds the placer 'placeto', which --placers doesn't name; add it there, or",
-        ),
-        (("--placers", "single", "--family", "nofamily"), "unknown graph family"),
-        (("--placers", "single", "GRAPH", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
-        (("--placers", "single", "GRAPH", "nothing.json"), "nothing.json"),
-        (("--placers", "single", "GRAPH", "--cluster", "2xv100,4xv100,2xv100"), "2 clusters are called '2xv100'"),
-        (("--placers", "single", "GRAPH", "--cluster", "2xv100,nothing"), "nothing"),
-        (("--placers", "single", "GRAPH", "--cluster", ","), "names no cluster"),
-        (("--placers", "single", "GRAPH", "--count", "3"), "--count and --split: are for the graphs of a --family"),
-        (("--placers", "single", "GRAPH", "--split", "train"), "--count and --split: are for the graphs of a --family"),
-    ],
-)
-def test_bad_arguments_of_evaluate(
-    arguments: tuple[str, ...], says: str, graph_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [graph_file if argument == "GRAPH" else argument for argument in arguments]
-    on = () if "--cluster" in given else ("--cluster", "2xv100")
-    assert says in fails(capsys, "evaluate", *given, *on)
 
 
 def test_evaluate_says_what_the_policy_of_the_package_was_trained_on(capsys: pytest.CaptureFixture[str]) -> None:

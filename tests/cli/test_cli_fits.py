@@ -60,27 +60,3 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
     assert "It fits on device (5.00 MB)" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("net.py:net",), "give either --cluster or --memory"),
-        (("net.py:net", "--cluster", "2xv100", "--memory", "1GB"), "give either --cluster or --memory"),
-        (("net.py:net", "--memory", "16"), "--memory 16: means 16 bytes; did you mean 16GB? Write 16B for bytes"),
-        (("net.py:net", "--memory", "much"), "--memory 'much': must be a size"),
-        (("net.py:net", "--memory", "0"), "--memory 0: give a size such as 16GB"),
-        (("net.py:net", "--memory", "0.1"), "--memory 0.1: give a size such as 16GB"),
-        (("net.py:net", "--memory", "1GB", "--headroom", "2GB"), "--memory 1GB: --headroom 2GB leaves no memory"),
-        (("net.py:net", "--cluster", "2xv100", "--headroom", "20GB"), "leaves no memory: a device of 2xv100 has 16.0"),
-        (("net.py:net", "--memory", "1GB", "--micro-batches", "3"), "can't be split into 3"),
-        (("net.py:net", "--memory", "1GB", "--inference"), "Unrecognized options: --inference"),
-        (("net.py:net", "--memory", "1GB", "--batch", "3"), "--batch and --length are for a config.json"),
-        (("net.py:net", "--memory", "1GB", "--tensor-parallel", "2"), "Unrecognized options: --tensor-parallel"),
-        (("cifar10:test:0", "--memory", "1GB"), "a model is needed, whose step is split"),
-    ],
-)
-def test_what_is_wrong_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fits", *words) == 2
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert told in error

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from placeto import PlacementResult, capture_inference, capture_training, load_cluster, load_placement, place
-from placeto.cli.graphs import CaptureOptions, TraceOptions
+from placeto import PlacementResult, capture_inference, capture_training, load_placement, place
+from placeto.cli.options import TraceOptions
 from placeto.cli.profile import real_step_of
-from placeto.cli.train import _problems
+from placeto.cli.train import _graphs
 from placeto.formats.report import page
-from placeto.problem.costs import ROOFLINE
 from tests.command_line import fails, run
 
 MODEL = """
@@ -229,6 +228,8 @@ MISTAKES = [
     ("cifar10", "cifar10 is a family of graphs: write cifar10:train:0, its splits are train, validation, test"),
     ("cifar10:test", "cifar10 is a family of graphs: write cifar10:test:0"),
     ("cifar10:test:x", "index must be 0 to 31, not 'x'"),
+    ("cifar10:test:32", "index must be 0 to 31, not '32'"),
+    ("cifar10:tests:0", "has no split 'tests'; its splits: train, validation, test"),
     ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
     ("folder/README.md", "unknown kind of graph file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt"),
     (
@@ -249,66 +250,14 @@ def test_graphs_that_are_none(graph: str, says: str, capsys: pytest.CaptureFixtu
     assert says in fails(capsys, "place", graph, *ON)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("-o", "a.txt"), "--out a.txt: must end in .json or .json.gz"),
-        (("-o", "a"), "--out a: must end in .json or .json.gz"),
-        (("-o", "."), "--out .: is a directory"),
-        (("--micro-batches", "0"), "--micro-batches must be at least 1, not 0"),
-        (("--micro-batches", "3"), "a batch of 16 can't be split into 3 micro-batches"),
-        (("--loss", "mse"), "--loss 'mse': must be sum, mean, file.py:function, or one of binary_cross_entropy, "),
-        (("--loss", "net.py:nothing"), "net.py has no function 'nothing'"),
-        (("--loss", "mean", "--inference"), "--loss is part of a training step, not of --inference"),
-        (("--dim", "batch=4"), "--dim batch=4: is for ONNX files"),
-        (("--whole", "third"), "has no module 'third'; there are first"),
-        (("--costs", "nothing.json"), "costs 'nothing.json': there is no such file; by name there are efficiency"),
-        (("--seed", "-1"), "--seed must be at least 0, not -1"),
-        (("--seed", "9223372036854775808"), "--seed must be below 2^63, not 9223372036854775808"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_options_that_are_none(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in fails(capsys, "place", "net.py:train", *ON, *words)
-
-
-def test_clusters_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("machine.txt").write_text("GPU 0: Tesla T4")
-    for cluster, says in (
-        ("4", "unknown cluster '4': presets are 2xk80, "),
-        ("nope.json", "cluster 'nope.json': there is no such file; presets are 2xk80, "),
-        ("", "unknown cluster '': presets are 2xk80, "),
-        ("machine.txt", "must end in .json or .json.gz (`placeto cluster` makes one of what nvidia-smi prints)"),
-    ):
-        assert says in fails(capsys, "place", "net.py:train", "--cluster", cluster)
-
-
-def test_a_missing_onnx_file_is_told_before_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("model.onnx").touch()
-    assert "no such file; there is model.onnx" in fails(capsys, "place", "modl.onnx", *ON, "--dim", "batch=4")
-
-
-@pytest.mark.parametrize("option", [("--micro-batches", "2"), ("--precision", "bf16"), ("--loss", "mean"), ("--run",)])
-def test_options_of_a_capture_are_refused_for_graphs(
-    option: tuple[str, ...], graph_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    says = f"{option[0]} is for modules, given as file.py:function; {graph_file} is a graph already"
-    assert says in fails(capsys, "place", graph_file, *ON, *option)
-
-
 def test_graphs_to_train_on() -> None:
-    settings = CaptureOptions(settings=("width=4",))
-    problems = _problems(None, "train", ("net.py:train",), load_cluster("2xv100"), ROOFLINE, settings)
-    (problem,) = problems.values()
-    assert problem.graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
+    (graph,) = _graphs(None, "train", ("net.py:train",), ("width=4",)).values()
+    assert graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
 
 
-def test_a_step_to_be_run_takes_a_loss_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_to_be_run_takes_a_loss_by_name() -> None:
     step = real_step_of("net.py:bare", TraceOptions(loss="mean"))
     assert step.capture.graph.hash == graph_of("bare", loss=lambda y: y.mean())
-    words = ("tune", "net.py:bare", "--devices", "cpu:0,cpu:1", "--loss", "mean", "--inference")
-    assert "--loss is part of a training step" in fails(capsys, *words)
-    assert "--out a.txt: must end in .json" in fails(capsys, *words[:4], "-o", "a.txt")
 
 
 def test_the_optimizer_decides_the_memory() -> None:

@@ -9,8 +9,7 @@ import torch
 
 from placeto.capture.trace import capture_training
 from placeto.cli.common import UsageError
-from placeto.cli.graphs import TrainingOptions
-from placeto.cli.model_config import can_checkpoint, checkpoint, find_model, is_config
+from placeto.cli.model_config import ModelOptions, can_checkpoint, checkpoint, is_config
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -30,18 +29,18 @@ def written(folder: Path, **config: Any) -> str:
 
 def test_models_that_generate_give_their_loss(tmp_path: Path) -> None:
     path = written(tmp_path, model_type="llama", torch_dtype="bfloat16", **SMALL)
-    name, module, inputs, loss, targets = find_model(path, TrainingOptions(), 3, 5)
+    name, module, inputs, loss, targets = ModelOptions(model=path, batch=3, length=5).find()
     assert (name, loss, targets) == (tmp_path.name, None, ())
     assert type(module).__name__ == "LlamaForCausalLM"
     assert {(str(one.device), str(one.dtype)) for one in module.parameters()} == {("meta", "torch.bfloat16")}
     assert {key: tuple(value.shape) for key, value in inputs.items()} == {"input_ids": (3, 5), "labels": (3, 5)}
     assert can_checkpoint(module)
-    assert find_model(str(tmp_path), TrainingOptions(), None, None)[2]["input_ids"].shape == (1, 1024)
+    assert ModelOptions(model=str(tmp_path)).find().inputs["input_ids"].shape == (1, 1024)
 
 
 def test_activations_are_checkpointed_or_kept(tmp_path: Path) -> None:
     path = written(tmp_path, model_type="llama", **SMALL)
-    _, module, inputs, loss, _ = find_model(path, TrainingOptions(), 3, 5)
+    _, module, inputs, loss, _ = ModelOptions(model=path, batch=3, length=5).find()
     kept = capture_training(module, inputs, loss)
     checkpoint(module, True)
     again = capture_training(module, inputs, loss)
@@ -54,7 +53,7 @@ def test_activations_are_checkpointed_or_kept(tmp_path: Path) -> None:
 
 def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path) -> None:
     path = written(tmp_path, model_type="bert", architectures=["BertModel"], **SMALL)
-    _, module, inputs, loss, _ = find_model(path, TrainingOptions(), 2, 4)
+    _, module, inputs, loss, _ = ModelOptions(model=path, batch=2, length=4).find()
     assert list(inputs) == ["input_ids"]
     assert loss(module(**inputs)).dim() == 0
 
@@ -86,13 +85,5 @@ def test_what_is_a_config(tmp_path: Path) -> None:
 )
 def test_what_can_not_be_built_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=told) as refused:
-        find_model(written(tmp_path, **config), TrainingOptions(), None, None)
+        ModelOptions(model=written(tmp_path, **config)).find()
     assert "config.json: " in str(refused.value)
-
-
-def test_options_of_factories_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, model_type="llama", **SMALL)
-    with pytest.raises(UsageError, match="--set and --loss are for a FACTORY"):
-        find_model(path, TrainingOptions(loss="mean"), None, None)
-    with pytest.raises(UsageError, match="--length must be at least 1, not 0"):
-        find_model(path, TrainingOptions(), None, 0)

@@ -181,32 +181,3 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "of the best single device" not in captured.out
         assert "\n             no single device holds the graph, " in captured.out
         assert json.loads(out.read_text())["fits"] is False
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((), "Missing from placeto place: GRAPH"),
-        (("x.json",), "--cluster"),
-        (("x.json", "--cluster", "4xv100", "--nonsense", "1"), "Unrecognized options: --nonsense"),
-        (("x.json", "--cluster", "4xv100", "--seed", "q"), "--seed"),
-        (("x.json", "--cluster", "4xv100", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
-        (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
-        (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
-        (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
-        (("x.json", "--cluster", "4xv100", "--curve", "p.bmp"), "must end in .png, .svg, .pdf"),
-        (
-            ("x.json", "--cluster", "4xv100", "--plot", "p.png", "--curve", "./p.png"),
-            "--plot and --curve: both would be written to p.png; give two files",
-        ),
-        (("x.json", "--cluster", "4xv100", "--patience", "30"), "--patience must be between 0 and 1, not 30"),
-        (("cifar10:test:0", "--cluster", "4xv100", "--workers", "0"), "--workers must be at least 1, not 0"),
-        (("x.json", "--cluster", "4xv100", "--simulations", "1.5e0"), "'1.5e0' is no whole number"),
-        (("x.json", "--cluster", "4xv100", "--placer", "nonsense"), "placers: single"),
-        (("x.json", "--cluster", "4xv100", "--placer", ""), "the name of a placer is empty; placers: single"),
-        (("x.json", "--cluster", "4xv100", "--placer", "gdp"), "give a checkpoint"),
-        (("x.json", "--cluster", "4xv100", "--checkpoint", "nothing.pt"), "nothing.pt: no such file"),
-    ],
-)
-def test_bad_arguments_of_place(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in fails(capsys, "place", *arguments)

@@ -90,32 +90,6 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(capsys: pytest.CaptureFi
     assert 'title="F0: ' in page
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("cifar10:test:0",), "a model is needed, whose step is split"),
-        (("net.py:net", "--inference"), "Unrecognized options: --inference"),
-        (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
-        (("net.py:net", "--headroom", "1"), "--headroom 1: means 1 bytes; did you mean 1GB?"),
-        (("net.py:net", "--headroom", "99GB"), "a headroom of 99.0 GB leaves no memory"),
-        (("net.py:net", "--micro-batches", "3"), "--micro-batches 3: net: a batch of 64 can't be split into 3"),
-        (("net.py:net", "--micro-batches", "0"), "must be at least 1"),
-        (("net.py:net", "--simulations", "-1"), "must be at least 0"),
-        (("net.py:nothing",), "nothing"),
-        (("net.py:net", "-o", "p.txt"), "must end in .json"),
-        (("net.py:net", "--report", "p.pdf"), "must end in .html"),
-        (("net.py:net", "--report", "no/p.html"), "doesn't exist"),
-    ],
-)
-def test_what_can_not_be_planned_is_refused(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("plan", *words, "--cluster", "4xv100") == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert error[-1].startswith("error: ")
-    assert told in error[-1]
-
-
 def test_a_number_that_does_not_divide_the_batch_is_refused_before_planning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

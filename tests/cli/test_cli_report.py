@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import fails, run
+from tests.command_line import run
 
 ON = ("--cluster", "2xv100")
 
@@ -34,16 +34,3 @@ def test_place_writes_one_too(graph_file: str, tmp_path: Path, capsys: pytest.Ca
     page = tmp_path / "page.html"
     assert run("place", graph_file, *ON, "--placer", "heft", "--report", page) == 0
     assert "<td>single</td>" in page.read_text()
-
-
-def test_mistakes_are_told_in_one_line(
-    graph_file: str, placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    common = ("report", graph_file, *ON, "--placement", placement)
-    assert "must end in .html" in fails(capsys, *common, "-o", tmp_path / "page.pdf")
-    assert "doesn't exist" in fails(capsys, *common, "-o", tmp_path / "no" / "page.html")
-    assert "no placer and no checkpoint is called 'eft'" in fails(
-        capsys, *common, "-o", tmp_path / "page.html", "--against", "eft"
-    )
-    assert not (tmp_path / "page.html").exists()

@@ -111,8 +111,6 @@ def test_a_step_in_16_bits_is_tuned_and_run(model: Path, tmp_path: Path, capsys:
         assert "loss" in capsys.readouterr().out
         peaks[optimizer] = sum(load_placement(placement).peak_memory.values())
     assert peaks[("--master-weights",)] > peaks[()]
-    words = ("run", step, "--placement", placement, *on, "--inference", "--master-weights")
-    assert "--master-weights is part of a training step" in fails(capsys, *words)
 
 
 def test_inputs_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,9 +119,3 @@ def test_inputs_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run("place", graph, "--cluster", "2xcpu-core", "--placer", "roundrobin", "-o", placement) == 0
     assert run("run", f"{model}:by_name", "--placement", placement, "--devices", "cpu:0,cpu:1", "--steps", 2) == 0
     assert "loss" in capsys.readouterr().out
-
-
-def test_what_cannot_be_tuned(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "at least two are needed" in fails(capsys, "tune", f"{model}:towers", "--devices", "cpu:0")
-    assert "--minutes" in fails(capsys, "tune", f"{model}:towers", "--devices", "cpu:0,cpu:1", "--minutes", 0)
-    assert "no such luck" in fails(capsys, "tune", f"{model}:broken", "--devices", "cpu:0,cpu:1")

@@ -9,7 +9,7 @@ import pytest
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
-from tests.command_line import fails, run
+from tests.command_line import run
 
 WORDS = ("--cluster", "2xv100", "--objective", "throughput")
 
@@ -32,22 +32,6 @@ def test_it_prints_the_greatest_load_and_writes_the_placement(
     assert run("place", graph_file, *WORDS, "--seconds", "2") == 0
     free = float(re.findall(r"greatest load .* \((\S+) us\)", capsys.readouterr().out)[0])
     assert free <= greatest
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--placer", "etf"), "the objective throughput has the placers free and contiguous, not 'etf'"),
-        (("--simulations", "10"), "--objective throughput takes no --simulations"),
-        (("--patience", ".3"), "--objective throughput takes no --patience"),
-        (("--micro-batches", "4"), "leave --micro-batches at 1"),
-        (("--checkpoint", "runs"), "--objective throughput takes no --checkpoint"),
-    ],
-)
-def test_what_the_objective_does_not_know_is_refused(
-    words: tuple[str, ...], said: str, graph_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said in fails(capsys, "place", graph_file, *WORDS, *words)
 
 
 def test_the_page_says_what_the_command_prints(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from placeto.training.checkpoint import load_checkpoint
-from tests.command_line import fails, run
+from tests.command_line import run
 
 FACTORY = """
 import torch
@@ -35,25 +35,3 @@ def test_rewards_are_measured_and_it_goes_on(
     assert "us measured," in capsys.readouterr().out
     assert run("train", factory, *on, *few, "--iterations", 2, "--resume") == 0
     assert load_checkpoint(out)["simulations"] > before
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--reward", "measured"], "give --devices of this machine"),
-        (["--reward", "measured", "--devices", "cpu:0,cpu:1"], "add --learning.reinforcement 1"),
-        (["--reward", "measured", "--devices", "cpu:0", "--cluster", "4xv100"], "and no --cluster"),
-        (["--devices", "cpu:0"], "--devices: is for --reward measured"),
-        ([], "--cluster is needed"),
-    ],
-)
-def test_what_does_not_fit(
-    tmp_path: Path, factory: str, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in fails(capsys, "train", factory, "--out", tmp_path / "out", *options)
-
-
-def test_without_factories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--reward", "measured", "--devices", "cpu:0,cpu:1", "--placer", "seq2seq", "--out", tmp_path / "out")
-    assert "needs factories" in fails(capsys, "train", "--family", "cifar10", *options)
-    assert "must be package.module:function" in fails(capsys, "train", "nothing", *options)

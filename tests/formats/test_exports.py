@@ -209,31 +209,3 @@ def test_a_full_disk_leaves_the_old_file(
         with limited(10):
             assert f"{tmp_path / 'out'}: File too large" in fails(capsys, "export", *on, "--format", name)
         assert (tmp_path / "out").read_text() == "old"
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--format", "device-map", "--names", "cpu"], "the cluster has 2 devices, 1 names are given"),
-        (["--format", "stages"], "export it with --format torch-pipeline"),
-        (["--format", "vllm", "--names", "cpu"], "--names: goes with --format device-map, not with vllm"),
-        (["--format", "exo", "--whole", "tail"], "--whole: goes with --format device-map, not with exo"),
-        (["--format", "device-map", "--whole", "tail"], "has no module 'tail'"),
-        (["--format", "png"], "invalid choice"),
-        (["--format", "html"], "a page's name must end in .html"),
-    ],
-)
-def test_what_cant_be_exported(
-    files: tuple[Path, Path], tmp_path: Path, options: list[object], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out.json")
-    assert says in fails(capsys, "export", *on, *options)
-
-
-@pytest.mark.parametrize("kind", ["torch-pipeline", "torchtitan"])
-def test_a_file_is_no_folder(
-    files: tuple[Path, Path], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "out").write_text("mine")
-    on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out")
-    assert f"is a file, and {kind} needs a folder" in fails(capsys, "export", *on, "--format", kind)

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import placeto
-from placeto.cli.command import COMMANDS
-from placeto.cli.graphs import CHOOSING
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
 from placeto.planning.numbers import COUNTS, MicroBatchingError, place_in_best
@@ -67,31 +65,6 @@ def test_numbers_that_dont_divide_the_batch_are_left_out_and_all_results_are_tol
     again = many, best, "--set", "batch=4100", "--placement", tmp_path / "placement.json"
     assert run("simulate", step, *on, *again) == 0
     assert lines["makespan"] in capsys.readouterr().out
-
-
-def test_auto_is_for_the_commands_that_choose_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "zoo.py").write_text(FACTORY)
-    step, placed, on = f"{tmp_path}/zoo.py:net", tmp_path / "placed.json", ("--cluster", "2xv100")
-    placed.write_text('{"format": "placeto.placement/1", "placement": {"a": "gpu:0"}}')
-    others = {
-        "capture": ("-o", tmp_path / "net.json"),
-        "compare": ("--clusters", "2xv100"),
-        "evaluate": (*on, "--placers", "etf"),
-        "export": (*on, "--placement", placed, "--format", "dot", "-o", tmp_path / "graph.dot"),
-        "profile": ("-o", tmp_path / "costs.json"),
-        "report": (*on, "--placement", placed, "-o", tmp_path / "page.html"),
-        "run": ("--devices", "cpu:0,cpu:1", "--placement", placed),
-        "simulate": (*on, "--placement", placed),
-        "tune": ("--devices", "cpu:0,cpu:1"),
-    }
-    for command in COMMANDS:
-        assert run(command, "--help") == 0
-        assert ("--micro-batches" in capsys.readouterr().out) == (command in (*others, *CHOOSING)), command
-    for command, words in others.items():
-        assert fails(capsys, command, step, *words, "--micro-batches", "auto") == (
-            "error: --micro-batches auto: is for `placeto place`, `placeto plan` and `placeto fits`, which print the "
-            "number that they choose: give that number here\n"
-        )
 
 
 def test_auto_is_refused_where_nothing_is_chosen() -> None:
