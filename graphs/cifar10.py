@@ -117,13 +117,14 @@ class Cell(nn.Module):
         pairs = zip(inputs, strides, strict=True)
         self.fit = nn.ModuleList([ConvUnit(channels, width, 1, stride) for channels, stride in pairs])
         self.nodes = nn.ModuleList([Node(left, right, width) for (_, left), (_, right) in network.wiring])
-        used = {source for node in network.wiring for source, _ in node}
-        self.loose = [2 + node for node in range(len(network.wiring)) if 2 + node not in used]
+        self.used = {source for node in network.wiring for source, _ in node}
+        self.loose = [2 + node for node in range(len(network.wiring)) if 2 + node not in self.used]
         self.channels = width * len(self.loose)
 
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
         """Outputs of the cell before the last and of the last one -> this cell's output."""
-        states = [self.fit[0](before), self.fit[1](last)]
+        inputs = zip(self.fit, (before, last), strict=True)
+        states = [fit(x) if state in self.used else x for state, (fit, x) in enumerate(inputs)]
         for ((left, _), (right, _)), node in zip(self.wiring, self.nodes, strict=True):
             states.append(node(states[left], states[right]))
         return torch.cat([states[i] for i in self.loose], dim=1)
@@ -147,13 +148,18 @@ class CellNetwork(nn.Module):
                 channels.append(cells[-1].channels)
                 scales.append(2**stage)
         self.cells = nn.ModuleList(cells)
+        self.are_read = [False] * len(cells)  # a cell that none of the two next cells reads isn't computed
+        for number in reversed(range(len(cells))):
+            after = [number + ahead for ahead in (1, 2) if number + ahead < len(cells)]
+            reads = [self.are_read[later] and 2 - (later - number) in cells[later].used for later in after]
+            self.are_read[number] = number == len(cells) - 1 or any(reads)
         self.classifier = nn.Linear(channels[-1], CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, 32, 32) -> logits (B, 10)."""
         before = last = self.stem(images)
-        for cell in self.cells:
-            before, last = last, cell(before, last)
+        for cell, is_read in zip(self.cells, self.are_read, strict=True):
+            before, last = last, cell(before, last) if is_read else last
         return self.classifier(F.relu(last).mean((2, 3)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -69,9 +69,8 @@ def step_of(
     Raises:
         GraphError: no op is left.
     """
-    # counters, which are buffers of one number, are left out
     written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
-    needed = reached([*traced.graph.find_nodes(op="output"), *written.values()], nodes_read)
+    left_out = _left_out(traced, written.values())
     builder = OpBuilder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
@@ -80,7 +79,7 @@ def step_of(
         builder.values[node] = BufferValue(path, tensor_bytes(node.meta["val"]))
     latest: dict[Node, int] = {}  # node -> the last op that has run once the node has run
     for node in traced.graph.nodes:
-        if node.op == "call_function" and node in needed:
+        if node.op == "call_function" and node not in left_out:
             builder.values[node] = _visit(builder, node)
         latest[node] = len(builder.records) - 1
     outputs, kept = _outputs(traced), list[str]()
@@ -114,6 +113,20 @@ def step_of(
         repeated=np.array(builder.repeated),
     )
     return step, tuple(map(tuple, builder.nodes))
+
+
+def _left_out(traced: GraphModule, written: Iterable[Node]) -> set[Node]:
+    """Return the nodes that are no ops: copies into buffers at the end, and what only counters read.
+
+    Counters are buffers of one number. Views cost nothing, so that those that nobody reads are left out. What else
+    nobody reads, such as the output of a second head, is computed and held by PyTorch, so that it is an op.
+    """
+    copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    read = reached([*traced.graph.find_nodes(op="output"), *written], nodes_read)
+    counted = reached([copy.all_input_nodes[-1] for copy in copies], nodes_read)
+    ends = [node for node in traced.graph.nodes if not node.users and node.op == "call_function"]
+    unread = reached([node for node in ends if node not in copies and not is_view(node.target)], nodes_read)
+    return {*copies, *counted, *(node for node in ends if is_view(node.target))} - {*read, *unread}
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
