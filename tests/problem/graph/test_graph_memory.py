@@ -1,6 +1,5 @@
 """Optional memory fields of graphs: which outputs are resident, which parameters are trained."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,42 +81,20 @@ def test_a_tensor_is_there_until_the_op_ends_that_it_is_held_for_on_its_device()
     ("mode", "op", "fields", "message"),
     [
         ("training", "w", {"held": [["nobody", 0]]}, "'w': held must be"),
-        ("training", "w", {"held": [["norm", 1]]}, "'w': held must be"),
         ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
-        ("training", "w", {"trained_bytes": -1}, r"ops\['w'\]\.trained_bytes must be >= 0, not -1"),
-        ("training", "w", {"state_bytes": -1}, r"ops\['w'\]\.state_bytes must be >= 0, not -1"),
         (
             "training",
             "grad",
             {"state_bytes": 1},
             "'grad': state_bytes must be 0, as the op has no parameter that is tr",
         ),
-        ("inference", "w", {"state_bytes": 1}, "'w': state_bytes must be 0"),
         ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
-        (
-            "training",
-            "grad",
-            {"resident_outputs": [True]},
-            r"ops\['grad'\]\.resident_outputs\[0\] must be an integer, not True",
-        ),
-        ("training", "grad", {"resident_outputs": 1}, r"ops\['grad'\]\.resident_outputs must be a list, not 1"),
     ],
 )
 def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         graph(mode, **{op: fields})
-
-
-def test_wrong_arrays_are_refused() -> None:
-    with pytest.raises(GraphError, match="resident_outputs must be an array of 5 bool"):
-        replace(graph(), resident_outputs=np.zeros(4, bool))
-    with pytest.raises(GraphError, match="trained_bytes must be an array of 3 int64"):
-        replace(graph(), trained_bytes=np.zeros(3))
-    with pytest.raises(GraphError, match="state_bytes must be an array of 3 int64"):
-        replace(graph(), state_bytes=np.zeros(2, np.int64))
-    with pytest.raises(GraphError, match="'norm': state_bytes must be at least 0, not -1"):
-        replace(graph(), state_bytes=np.array([0, -1, 0]))
 
 
 @pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 1), ("momentum", 2), ("adam", 3), ("adamw", 3)])
@@ -129,11 +106,6 @@ def test_optimizers_differ_by_their_state(tmp_path: Path, optimizer: str, tensor
     assert (changed.hash == frozen.hash) == (tensors == 3), "Adam's is what was always counted"
     save_graph(changed, tmp_path / "g.json")
     assert load_graph(tmp_path / "g.json").hash == changed.hash
-
-
-def test_unknown_optimizers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"optimizer must be one of sgd, momentum, .*, adamw, not 'adamm'"):
-        with_optimizer(graph(), "adamm")
 
 
 def test_resident_outputs_cost_nothing_where_they_are_made_and_their_copies_do() -> None:
