@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
+from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
 from placeto.placers import LoadError
@@ -110,14 +110,6 @@ def test_interrupted_runs_are_continued(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_the_first_row_is_saved_at_once(tmp_path: Path) -> None:
-    saved = []
-    out = tmp_path / "table.json"
-    specs = [PlacerSpec("single", "single")]
-    evaluate(GRAPHS, CLUSTER, specs, out=out, processes=1, report=lambda *_: saved.append(len(load_rows(out))))
-    assert saved[0] == 1
-
-
 def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
     evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
@@ -216,42 +208,6 @@ def test_other_files_are_not_overwritten(tmp_path: Path, document: object) -> No
     with pytest.raises(EvaluationError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
         evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
     assert json.loads(out.read_text()) == document
-
-
-ROW = {"graph": "g", "cluster": "c", "placer": "p", "seed": 0, "makespan_us": 2.0, "relative": 0.5, "fits": True}
-ROW |= {"lower_bound_us": 1.0, "simulations": 3, "seconds": 0.1, "key": "k", "history": [[1, 0.1, 2.0]], "more": "kept"}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key": ["k"]}, r"rows\[1\]\.key must be a string, not \['k'\]"),
-        ({"graph": ["g"]}, r"rows\[1\]\.graph must be a string, not \['g'\]"),
-        ({"seed": "0"}, r"rows\[1\]\.seed must be an integer, not '0'"),
-        ({"makespan_us": None}, r"rows\[1\]\.makespan_us must be a number, not None"),
-        ({"relative": float("nan")}, r"rows\[1\]\.relative must be >= 0, not nan"),
-        ({"fits": "yes"}, r"rows\[1\]\.fits must be a boolean, not 'yes'"),
-        ({"simulations": []}, r"rows\[1\]\.simulations must be a number, not \[\]"),
-        ({"history": [[1, 2]]}, r"rows\[1\]\.history\[0\]\[2\] is missing"),
-        ({"history": 5}, r"rows\[1\]\.history must be a list, not 5"),
-    ],
-)
-def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    path = tmp_path / "mine.json"
-    good = {**ROW, "relative": float("inf")}
-    save_rows([good], path)
-    assert load_rows(path) == [good]
-    save_rows([ROW, ROW | change], path)
-    with pytest.raises(EvaluationError, match=message) as refusal:
-        load_rows(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize("row", [7, "row", None, []])
-def test_rows_are_objects(tmp_path: Path, row: object) -> None:
-    (tmp_path / "mine.json").write_text(json.dumps({"format": "placeto.evaluation/1", "rows": [row]}))
-    with pytest.raises(EvaluationError, match=r"mine\.json: rows\[0\] must be an object"):
-        load_rows(tmp_path / "mine.json")
 
 
 def test_two_evaluations_into_one_file_are_refused(tmp_path: Path) -> None:
