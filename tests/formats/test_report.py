@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.formats.report import Ways, report_page, save_report
+from placeto.formats.report import Ways, report_page
 from placeto.formats.report.chart import TICKS
 from placeto.formats.report.memory import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
@@ -202,11 +202,6 @@ def test_graphs_without_modules_times_or_transfers_have_a_page() -> None:
     ops = [{"name": name, "time_us": {"*": 0.0}} for name in "ab"]
     problem = PlacementProblem(ComputationGraph.from_ops("nothing", ops), toy_cluster(1))
     assert "nothing to replicate" in report_page(simulate(problem, np.zeros(2, int)), "nothing")
-
-
-def test_a_page_is_written_to_a_file(tmp_path: Path) -> None:
-    save_report(fork(), tmp_path / "page.html", "fork")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == report_page(fork(), "fork")
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")

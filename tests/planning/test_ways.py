@@ -93,24 +93,6 @@ def test_replicas_hold_the_most_activations_at_any_time() -> None:
     assert [step.memory["activations"] for step in replicas] == [3 * 4 * 32 * 256]
 
 
-def test_a_stage_of_the_loss_alone_is_no_stage() -> None:
-    """torch computes the loss with the last module, so that a device would have nothing to do."""
-    module, x = linears(3, 256, bias=False, device="meta"), meta(32, 256)
-    cluster = load_cluster("4xv100")
-    slow = replace(cluster, bandwidth=np.full((4, 4), 1e9), shared_links=())
-    found = plan(module, [x], cluster=slow, loss=torch.sum, micro_batches=[4], simulations=0)
-    pipelines = [step for step in found.steps if step.kind in (Kind.PIPELINE, Kind.INTERLEAVED)]
-    assert pipelines
-    for step in pipelines:
-        graph, stages = step.placed.problem.graph, step.shape.removeprefix("stages of ").split(" on ")[0]
-        busy = set(step.placed.placement[graph.micro_batches >= 0].tolist())
-        if "stages" in step.shape and not step.shape[0].isdigit():
-            assert len(busy) == sum(map(int, stages.split(", ")))
-        elif step.kind == Kind.PIPELINE:
-            count, each = step.shape.split(" on ")[0].split(" stages x ")
-            assert len(busy) == int(count) * int(each)
-
-
 def test_copies_in_16_bits_are_made_where_the_parameter_is() -> None:
     module, inputs = chain()
     graph = capture_training(module, inputs, square, micro_batches=2, precision="bf16")
