@@ -93,6 +93,19 @@ def test_replicas_hold_the_most_activations_at_any_time() -> None:
     assert [step.memory["activations"] for step in replicas] == [3 * 4 * 32 * 256]
 
 
+def test_a_stage_of_the_loss_alone_is_no_stage() -> None:
+    """torch computes the loss with the last module, so that a device would have nothing to do."""
+    module, x, cluster = linears(3, 256, bias=False, device="meta"), meta(32, 256), load_cluster("4xv100")
+    cluster = replace(cluster, bandwidth=np.full((4, 4), 1e9), shared_links=())
+    found = plan(module, [x], cluster=cluster, loss=torch.sum, micro_batches=[4], simulations=0)
+    pipelines = [step for step in found.steps if step.kind in (Kind.PIPELINE, Kind.INTERLEAVED)]
+    assert pipelines
+    for step in pipelines:
+        graph = step.placed.problem.graph
+        busy = set(step.placed.placement[graph.micro_batches >= 0].tolist())
+        assert busy == {device for stage in step.placed.plan.devices for device in stage}
+
+
 def test_copies_in_16_bits_are_made_where_the_parameter_is() -> None:
     module, inputs = chain()
     graph = capture_training(module, inputs, square, micro_batches=2, precision="bf16")
