@@ -67,36 +67,19 @@ def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
         evaluate({"mine": captured(tied())}, uneven, specs, processes=1)
 
 
-def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
+def test_a_program_that_was_changed_stays_and_half_of_one_does_not(tmp_path: Path) -> None:
     made = torch_pipeline(planned(captured(chain()), [(3,), (1,)]))
-    save_torch_pipeline(made, tmp_path / "out")
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
-    assert made.num_ranks == 2
-    assert plan["devices"] == ["gpu:1", "gpu:3"]
-    assert plan["replicas"][0]["stages"] == [1, 0]
-    assert plan["factory"] is None
-
-
-def test_a_program_that_was_changed_stays(tmp_path: Path) -> None:
-    made = torch_pipeline(planned(captured(chain()), [(0,), (1,)]))
-    save_torch_pipeline(made, tmp_path)
-    first = (tmp_path / "run.py").read_text()
-    assert first.startswith('"""Trains a model in the pipeline of plan.json')
-    (tmp_path / "run.py").write_text("mine")
-    save_torch_pipeline(made, tmp_path)
-    assert (tmp_path / "run.py").read_text() == "mine"
-
-
-def test_what_a_full_disk_leaves_is_not_taken_for_a_program(tmp_path: Path) -> None:
-    """A run.py that is there stays, so half of one would."""
-    made = torch_pipeline(planned(captured(chain()), [(0,), (1,)]))
-    save_torch_pipeline(made, tmp_path)
-    (tmp_path / "run.py").unlink()
     with limited(5000), pytest.raises(OSError, match="File too large"):
         save_torch_pipeline(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["schedule-0.csv"]
     save_torch_pipeline(made, tmp_path)
+    assert (tmp_path / "run.py").read_text().startswith('"""Trains a model in the pipeline of plan.json')
     assert (tmp_path / "run.py").read_text().endswith("main()\n")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["devices"], plan["replicas"][0]["stages"], plan["factory"]) == (["gpu:1", "gpu:3"], [1, 0], None)
+    (tmp_path / "run.py").write_text("mine")
+    save_torch_pipeline(made, tmp_path)
+    assert (tmp_path / "run.py").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("net_file")

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -70,15 +71,15 @@ def recurrent(steps: int) -> list[dict]:
     return ops
 
 
-def test_without_modules_every_op_stands_for_itself() -> None:
-    graph = problem(chain(50))
-    assert group_ops(graph).num_groups == 50
-    assert group_ops(graph).group.tolist() == list(range(50))
-
-
 def test_too_many_ops_are_contracted_along_edges_and_evenly() -> None:
+    assert group_ops(problem(chain(50))).group.tolist() == list(range(50))
+    with pytest.raises(ValueError, match="max_groups"):
+        group_ops(problem(chain(4)), 0)
     graph = problem(chain(200))
     result = group_ops(graph, 20)
+    assert expand(result, np.arange(20)).tolist() == result.group.tolist()
+    with pytest.raises(ValueError, match="20 groups"):
+        expand(result, np.array([1]))
     assert result.num_groups == 20
     assert np.all(np.diff(result.group) >= 0)  # contiguous parts of the chain
     assert np.bincount(result.group).max() <= 20
@@ -199,29 +200,6 @@ def test_same_every_time_and_cached() -> None:
     assert group_ops(one) is group_ops(one)
 
 
-def test_expand() -> None:
-    result = group_ops(problem(chain(4)), 2)
-    assert expand(result, np.array([1, 0])).tolist() == [1, 1, 0, 0]
-    with pytest.raises(ValueError, match="2 groups"):
-        expand(result, np.array([1]))
-
-
-def test_max_groups_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_groups"):
-        group_ops(problem(chain(4)), 0)
-
-
-@pytest.mark.slow
-def test_time_grows_as_the_number_of_ops() -> None:
-    def grouping(steps: int) -> Callable[[], object]:
-        graph = problem(recurrent(steps))
-        graph.op_time  # noqa: B018 - not what is timed
-        assert group_ops(graph).num_groups <= 200
-        return lambda: group_ops(graph)
-
-    assert_in_proportion(grouping, 8_000)
-
-
 def test_joined_groups_are_unions_of_groups() -> None:
     for cluster in ("2xv100", "8xh100"):
         problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
@@ -304,37 +282,40 @@ def test_calls_may_be_numbered_beyond_an_int64() -> None:
     assert group_ops(problem(ops)).num_groups == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("centre_first", [True, False])
-def test_time_to_group_a_star_grows_as_its_leaves(centre_first: bool) -> None:
+def star(count: int, centre_first: bool) -> list[dict]:
     """Where the centre is the last op of all and its leaves get lighter, 5,000 leaves took a minute."""
+    leaves = [{"name": f"o{i}", "time_us": {"*": float(count - i)}, "outputs": [8]} for i in range(count)]
+    centre = {"name": "centre", "time_us": {"*": 1.0}, "outputs": [8]}
+    if centre_first:
+        return [centre, *(leaf | {"inputs": [["centre", 0]]} for leaf in leaves)]
+    return [*leaves, centre | {"inputs": [[leaf["name"], 0] for leaf in leaves]}]
 
-    def grouping(count: int) -> Callable[[], object]:
-        leaves = [{"name": f"o{i}", "time_us": {"*": float(count - i)}, "outputs": [8]} for i in range(count)]
-        centre = {"name": "centre", "time_us": {"*": 1.0}, "outputs": [8]}
-        if centre_first:
-            ops = [centre, *(leaf | {"inputs": [["centre", 0]]} for leaf in leaves)]
-        else:
-            ops = [*leaves, centre | {"inputs": [[leaf["name"], 0] for leaf in leaves]}]
-        problem = PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("4xv100"))
-        assert np.unique(group_ops(problem).group).tolist() == list(range(200))
-        return lambda: group_ops(problem)
 
-    assert_in_proportion(grouping, 8000)
+def star_with_gradients(count: int) -> list[dict]:
+    """What reads the centre in the backward pass was compared with all leaves: 50,000 took a minute."""
+    op = {"module": "m", "outputs": [8], "time_us": {"*": 100.0}}
+    ops = [{"name": "centre", **op}, *({"name": f"o{i}", "inputs": [["centre", 0]], **op} for i in range(count))]
+    ops += [{"name": "loss", "inputs": [[each["name"], 0] for each in ops[1:]], **op}]
+    return ops + [
+        {"name": f"b{i}", "inputs": [["loss", 0], ["centre", 0]], "pass": "backward", **op} for i in range(count)
+    ]
+
+
+LARGE: dict[str, Callable[[int], list[dict]]] = {
+    "recurrent": recurrent,
+    "star": partial(star, centre_first=True),
+    "star with its centre last": partial(star, centre_first=False),
+    "star with gradients": star_with_gradients,
+}
 
 
 @pytest.mark.slow
-def test_time_to_group_a_star_with_gradients_grows_as_its_leaves() -> None:
-    """What reads the centre in the backward pass was compared with all leaves: 50,000 took a minute."""
-
+@pytest.mark.parametrize("name", LARGE)
+def test_time_grows_as_the_number_of_ops(name: str) -> None:
     def grouping(count: int) -> Callable[[], object]:
-        of = {"module": "m", "outputs": [8], "time_us": {"*": 100.0}}
-        ops = [{"name": "centre", **of}, *({"name": f"o{i}", "inputs": [["centre", 0]], **of} for i in range(count))]
-        ops += [{"name": "loss", "inputs": [[op["name"], 0] for op in ops[1:]], **of}]
-        back = {"inputs": [["loss", 0], ["centre", 0]], "pass": "backward", **of}
-        ops += [{"name": f"b{i}", **back} for i in range(count)]
-        problem = PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("2xk80"))
-        assert group_ops(problem).num_groups == 200
-        return lambda: group_ops(problem)
+        graph = problem(LARGE[name](count), "4xv100")
+        graph.op_time  # noqa: B018 - not what is timed
+        assert group_ops(graph).num_groups <= 200
+        return lambda: group_ops(graph)
 
-    assert_in_proportion(grouping, 8000)
+    assert_in_proportion(grouping, 8_000)
