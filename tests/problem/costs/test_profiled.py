@@ -67,14 +67,6 @@ def test_the_name_changes_with_all_that_decides_times_only() -> None:
     assert replace(COSTS, machine="another", steps=(), ops=COSTS.ops[::-1]).name == COSTS.name
 
 
-def test_files_keep_everything(tmp_path: Path) -> None:
-    for name in ("costs.json", "costs.json.gz"):
-        save_profiled(COSTS, tmp_path / name)
-        loaded = load_profiled(tmp_path / name)
-        assert (loaded.ops, loaded.fits, loaded.machine) == (COSTS.ops, COSTS.fits, COSTS.machine)
-        assert (loaded.name, loaded.steps) == (COSTS.name, COSTS.steps)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
