@@ -98,13 +98,6 @@ def test_dimensions_must_have_values(tmp_path: Path, sizes: dict[str, int], mess
         load(convnet(tmp_path), sizes)
 
 
-def test_dimensions_without_a_name(tmp_path: Path) -> None:
-    path = written(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 3]}, {"y": [None, 3]})
-    with pytest.raises(GraphError, match=r"has no value: 'x\.0'"):
-        load(path)
-    assert load(path, {"x.0": 4}).output_bytes.tolist() == [48]
-
-
 def test_flops_of_each_op(tmp_path: Path) -> None:
     assert one(tmp_path, "MatMul", [[2, 3, 4], [2, 4, 5]], [2, 3, 5]) == 2 * 2 * 3 * 4 * 5
     assert one(tmp_path, "Gemm", [[4, 3], [4, 5]], [3, 5], transA=1) == 2 * 3 * 4 * 5

@@ -157,13 +157,6 @@ def test_the_next_way_is_told_with_its_ratio_and_as_the_best_of_another_kind_if_
     assert f"The best way of another kind is {one.name}: " in Plans((plans.best, plans.best, one), {}).advice()
 
 
-def test_the_first_reason_is_told() -> None:
-    with torch.device("meta"):
-        module, inputs = nn.ReLU(), [torch.empty(8, 4)]
-    with pytest.raises(CaptureError, match="trainable"):
-        plan(module, inputs, cluster="2xv100", loss=square)
-
-
 def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     module, inputs = chain()
     whole = 8 * 4 * 1024**2
@@ -198,6 +191,8 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
     assert {step.micro_batches for step in found.steps} == {2}
     with pytest.raises(CaptureError, match="can't be split into 4"):
         plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[4], simulations=0)
+    with pytest.raises(CaptureError, match="trainable"):  # the first reason of all numbers
+        plan(nn.ReLU(), [torch.empty(8, 4, device="meta")], cluster="2xv100", loss=square)
     with pytest.raises(PlanningError, match="at least one"):
         plan(module, inputs, cluster="2xv100", loss=square, micro_batches=[], simulations=0)
     with pytest.raises(PlanningError, match="simulations must be at least 0, not -1"):

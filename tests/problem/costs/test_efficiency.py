@@ -196,15 +196,6 @@ def test_tf32_is_float32_where_a_device_has_none(kind: str) -> None:
     assert times(A100, {**op, "dtype": "tf32"}, costs=EFFICIENCY) < times(A100, op, costs=EFFICIENCY)
 
 
-def test_depthwise_convolutions_are_far_from_the_roofline() -> None:
-    ops = [
-        {"type": f"aten.convolution{way}", "bytes_accessed": 9e8, "flops": 1e9, "kernel": "depthwise"}
-        for way in ("", "_backward")
-    ]
-    forward, backward = times(V100, *ops, costs=EFFICIENCY)
-    assert 2e3 < forward < backward, "a V100 could move the bytes in 1,000 us"
-
-
 BOARD = Device("new", "new", {"float32": 1e12, "tf32": 4e12, "float16": 8e12}, 1e9, 10**9)  # with tensor cores
 CORES = Efficiency(
     {

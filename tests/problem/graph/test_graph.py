@@ -128,21 +128,6 @@ def test_cycles_name_an_op_on_the_cycle() -> None:
         ComputationGraph.from_ops("cyclic", [{"name": "self", "outputs": [1], "inputs": [["self", 0]]}])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"format": "placeto.graph/1"}', "ops is missing"),
-        ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "opps is unknown"),
-    ],
-)
-def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(text)
-    with pytest.raises(GraphError, match=message) as refusal:
-        load_graph(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-
-
 def test_colocation_groups_may_be_numbers() -> None:
     ops = [{"name": name, "colocation": group} for name, group in (("a", 7), ("b", "7"), ("c", 8), ("d", None))]
     assert ComputationGraph.from_ops("g", ops).colocation.tolist() == [0, 0, 1, -1]
