@@ -90,11 +90,6 @@ def test_four_cards_over_two_sockets(tmp_path: Path) -> None:
     assert {link.bandwidth for link in cluster.shared_links} == {PCIE4 / 1e6}
 
 
-def test_one_gpu(tmp_path: Path) -> None:
-    text = "GPU 0: NVIDIA H200 (UUID: x)\r\n\tGPU0\tCPU Affinity\tNUMA Affinity\r\nGPU0\t X \t0-63\t0\r\n"
-    assert [device.kind for device in loaded(tmp_path, text).devices] == ["h200"]
-
-
 def test_kinds_in_place_of_names(tmp_path: Path) -> None:
     text = machine(all_to_all(2, "PHB"))
     assert [device.kind for device in loaded(tmp_path, text, "t4").devices] == ["t4", "t4"]

@@ -176,69 +176,55 @@ def test_gradients_of_a_shared_weight_stand_apart_but_their_last_sum_is_with_the
     assert not together(result, graph.graph, "cell/mm", "cell/grad/mm")
 
 
-def test_sets_name_several_groups_and_cover_modules() -> None:
-    graph = problem(recurrent(12))
-    result = group_ops(graph)
-    assert result.sets
-    for members in result.sets:
-        assert 2 <= len(members) < result.num_groups
-        assert len(set(members.tolist())) == len(members)
-        assert members.max() < result.num_groups
-
-
-def test_groups_are_numbered_in_topological_order() -> None:
-    graph = problem(recurrent(4))
+@pytest.mark.parametrize("steps", [4, 12])
+def test_groups_are_numbered_in_topological_order_and_sets_name_several(steps: int) -> None:
+    graph = problem(recurrent(steps))
     result = group_ops(graph)
     position = np.argsort(graph.graph.topological_order)
     first = [position[result.group == group].min() for group in range(result.num_groups)]
     assert first == sorted(first)
+    assert result.sets
+    for members in result.sets:
+        assert 2 <= len(set(members.tolist())) == len(members) < result.num_groups > members.max()
+    assert np.array_equal(group_ops(problem(recurrent(steps))).group, result.group)
+    assert group_ops(graph) is result
 
 
-def test_same_every_time_and_cached() -> None:
-    one, other = problem(recurrent(9)), problem(recurrent(9))
-    assert np.array_equal(group_ops(one).group, group_ops(other).group)
-    assert group_ops(one) is group_ops(one)
+def assert_within(parts: Groups, groups: Groups, name_sets: bool = True) -> None:
+    """Each part is in one group, and the parts of a group are a set."""
+    assert np.unique(np.stack([groups.group, parts.group]), axis=1).shape[1] == parts.num_groups
+    for group in range(groups.num_groups if name_sets else 0):
+        members = np.unique(parts.group[groups.group == group])
+        assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
 
 
-def test_joined_groups_are_unions_of_groups() -> None:
-    for cluster in ("2xv100", "8xh100"):
-        problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
-        groups = group_ops(problem)
-        for most in (groups.num_groups, groups.num_groups // 2, 4):
-            joined = join_groups(problem, groups, most)
-            assert joined.num_groups <= most
-            pairs = np.unique(np.stack([groups.group, joined.group]), axis=1)
-            assert pairs.shape[1] == groups.num_groups, "each group is in one joined group"
-            assert len(np.unique(pairs[1])) == joined.num_groups
-            assert join_groups(problem, groups, most) is joined
-        np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
-    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
-        join_groups(problem, groups, 0)
+@pytest.mark.parametrize("cluster", ["2xv100", "8xh100"])
+def test_joined_groups_are_unions_of_groups(cluster: str) -> None:
+    problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
+    groups = group_ops(problem)
+    for most in (groups.num_groups, groups.num_groups // 2, 4):
+        joined = join_groups(problem, groups, most)
+        assert len(np.unique(joined.group)) == joined.num_groups <= most
+        assert_within(groups, joined, name_sets=False)
+        assert join_groups(problem, groups, most) is joined
+    np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
+    for join in (join_groups, split_groups):
+        with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
+            join(problem, groups, 0)
 
 
-@pytest.mark.parametrize("name", ["random", "recurrent"])
-def test_parts_are_within_groups_and_as_many_as_asked(name: str) -> None:
-    if name == "random":
-        graph, coarse = PlacementProblem(random_graph(0, 120), load_cluster("4xv100")), 20
-    else:
-        graph, coarse = problem(recurrent(40)), 60
+@pytest.mark.parametrize(("ops", "coarse"), [(random_graph(0, 120).to_ops(), 20), (recurrent(40), 60)])
+def test_parts_are_within_groups_and_as_many_as_asked(ops: list[dict], coarse: int) -> None:
+    graph = problem(ops, "4xv100")
     groups = group_ops(graph, coarse)
     finest = split_groups(graph, groups, 10**6)
     for most in (groups.num_groups, 2 * groups.num_groups, 10**6):
         parts = split_groups(graph, groups, most)
-        assert groups.num_groups <= parts.num_groups <= finest.num_groups
-        if most > groups.num_groups:
-            assert parts.num_groups == min(most, finest.num_groups)
-        pairs = np.unique(np.stack([groups.group, parts.group]), axis=1)
-        assert pairs.shape[1] == parts.num_groups, "each part is in one group"
-        for group in range(groups.num_groups):
-            members = np.unique(parts.group[groups.group == group])
-            assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
+        assert parts.num_groups == min(most, finest.num_groups) or parts.num_groups >= groups.num_groups == most
+        assert_within(parts, groups)
         assert split_groups(graph, groups, most) is parts
         assert parts.group[parts.first_op].tolist() == list(range(parts.num_groups))
     assert finest.num_groups > 2 * groups.num_groups
-    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
-        split_groups(graph, groups, 0)
 
 
 def test_groups_are_cut_where_a_placement_does() -> None:
@@ -253,9 +239,7 @@ def test_groups_are_cut_where_a_placement_does() -> None:
     np.testing.assert_array_equal(placement[cut.first_op][cut.group], placement)
     pairs = np.unique(np.stack([groups.group, placement]), axis=1)
     assert groups.num_groups < cut.num_groups == pairs.shape[1], "no finer than the placement"
-    for group in range(groups.num_groups):
-        members = np.unique(cut.group[groups.group == group])
-        assert len(members) < 2 or any(np.array_equal(members, each) for each in cut.sets)
+    assert_within(cut, groups)
 
 
 def test_edges_of_no_bytes_tie_nothing_together() -> None:
