@@ -54,6 +54,7 @@ def test_files_are_recognised_however_they_are_stored(kind: str, tmp_path: Path)
         ("graph.txt", b"", "pipedream"),  # as upstream calls them
         ("graph_copy.txt", "\n".join(LAYERS).encode(), "pipedream"),
         ("graph_copy.txt", b"a -- b\n", None),
+        ("other.txt.gz", gzip.compress("\n".join(LAYERS).encode()), "pipedream"),
         ("other.txt.gz", b"\x1f\x8b damaged", None),
         ("tiny.txt", "\n".join(ARCS).encode(), "doppler"),
         ("tiny.txt", b"6 apples\n0, 1\n", None),
