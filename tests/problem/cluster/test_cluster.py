@@ -130,6 +130,8 @@ def test_missing_bandwidth_and_broken_json(tmp_path: Path) -> None:
             {"devices": [{**DEVICE, "flops": {"float32": 15.7e12, "float16": 125}}]},
             r"'gpu:0': flops = 125 FLOP/s is implausible.* as in 15\.7e12",
         ),
+        ({"devices": [{**DEVICE, "flops": 15.7}]}, r"'gpu:0': flops = 15\.7 FLOP/s is implausible"),
+        ({"devices": [{**DEVICE, "memory_bandwidth": 900}]}, "memory_bandwidth = 900 bytes/s is implausible.*900e9"),
         ({"devices": [{**DEVICE, "memory": 16}]}, "device 'gpu:0': memory = 16 bytes is implausible.* as in 16e9"),
         (
             {"bandwidth": None, "topology": {"hosts": [[2]], "island": {"bandwidth": 48}}},
