@@ -158,6 +158,7 @@ REFUSED = {
             r"entry point gdp = 'ours:POLICY' in .* of ours: 'gdp' is a name of Placeto itself, too",
         ),
         ("mine = ours:mine", "1 / 0", r"can't be loaded: ZeroDivisionError: division by zero \(.*ours\.py, line 1\)"),
+        ("mine = ours:mine", "def (", r"can't be loaded: SyntaxError: invalid syntax \(ours\.py, line 1\)"),
         ("mine = ours:mine", "exit(3)", "can't be loaded: SystemExit: 3"),
         ("mine = ours:mine:too", "", r"entry point mine = 'ours:mine:too' in .* of ours: must be module:name"),
     ],

@@ -39,7 +39,7 @@ def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
 
 
 def test_a_result_is_described_in_a_line() -> None:
-    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", placer="single", simulations=1e3)
+    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", devices=None, placer="single", simulations=1e3)
     assert result.peak_memory == {"gpu:0": int(result.schedule().peak_memory[0]), "gpu:1": 0}
     shown = r"PlacementProblem\(ComputationGraph\('Sequential', inference: \d+ ops, .*GFLOP, parameters 848 B\), "
     assert re.fullmatch(shown + r"Cluster\('2xv100', 2 v100, memory 32\.0 GB\)\)", repr(result.problem))
@@ -173,6 +173,8 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
         ({"simulations": 10**400}, PlacingError, r"simulations must be below 2\^63, not an integer of 1329 bits"),
         ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),
         ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
+        ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),
+        ({"whole_modules": "0"}, TypeError, "whole_modules must be True, or a list of paths of modules, not '0'"),
         ({"whole_modules": ["nothing"]}, PlanError, "Sequential has no module 'nothing'; there are 0"),
         ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
         ({"model": nn.Linear}, CaptureError, "not the class Linear: give an instance"),

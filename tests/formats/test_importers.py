@@ -65,6 +65,7 @@ def test_files_are_recognised_however_they_are_stored(kind: str, tmp_path: Path)
 def test_the_beginning_of_a_file_says_whose_it_is(name: str, content: bytes, kind: str | None, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert find_importer(tmp_path / name) is (IMPORTERS[kind] if kind else None)
+    assert find_importer(tmp_path / "missing.txt") is None
 
 
 def workload(**changes: object) -> list[str]:

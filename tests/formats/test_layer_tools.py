@@ -152,6 +152,7 @@ def test_exo_reads_half_open_intervals() -> None:
         ("exo", parts([0, 1, 0], ["body.h.2", "norm"]), "gpu:0 has layers 0 to 1 and what comes behind layer 5; exo"),
         ("llama.cpp", turns([(0,), (1,), (0,), (1,)]), "llama.cpp needs contiguous layers"),
         ("llama.cpp", turns([(0, 1), (2, 3)]), "has 2 replicas, llama.cpp runs one copy"),
+        ("exo", parts([0, 1], ["norm"]), "gpu:1 has no layer, which exo can't do"),
         ("llama.cpp", parts([0, 1], ["body.h.0"]), "gpu:0 has no layer, which llama.cpp can't do"),
     ],
 )

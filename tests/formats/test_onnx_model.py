@@ -128,12 +128,6 @@ def test_the_axis_of_a_transform_must_be_known(tmp_path: Path) -> None:
         load(written(tmp_path, nodes, {"x": [3, 8, 4, 1], "z": []}, {"y": [3, 8, 4, 2]}))
 
 
-def test_recurrent_nets_compute_as_much_as_pytorchs(tmp_path: Path) -> None:
-    expected = capture_inference(nn.LSTM(4, 6), [torch.zeros(7, 2, 4)]).flops.sum()
-    weights = (weight("w", 1, 24, 4), weight("r", 1, 24, 6))
-    assert one(tmp_path, "LSTM", [[7, 2, 4]], [7, 1, 2, 6], weights, hidden_size=6) == expected
-
-
 def test_dtypes(tmp_path: Path) -> None:
     half = onnx.TensorProto.FLOAT16
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.formats.report import Ways, report_page
+from placeto.formats.report import Ways, report_page, save_report
 from placeto.formats.report.chart import TICKS
 from placeto.formats.report.memory import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
@@ -198,10 +198,11 @@ def test_the_page_of_a_plan_has_its_table_and_its_sentence() -> None:
     ]
 
 
-def test_graphs_without_modules_times_or_transfers_have_a_page() -> None:
+def test_graphs_without_modules_times_or_transfers_have_a_page(tmp_path: Path) -> None:
     ops = [{"name": name, "time_us": {"*": 0.0}} for name in "ab"]
     problem = PlacementProblem(ComputationGraph.from_ops("nothing", ops), toy_cluster(1))
-    assert "nothing to replicate" in report_page(simulate(problem, np.zeros(2, int)), "nothing")
+    save_report(simulate(problem, np.zeros(2, int)), tmp_path / "page.html", "nothing")
+    assert "nothing to replicate" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")

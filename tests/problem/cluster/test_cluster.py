@@ -99,6 +99,7 @@ def test_a_topology_stands_in_place_of_the_matrices(tmp_path: Path) -> None:
             second({"flops": {"float16": 2e12}}),
             r"devices\['b'\]\.flops must give the peak of float32",
         ),
+        ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [0, 0]]}, "bandwidth from 'gpu:1' to 'gpu:0' must be finite and > 0, not 0"),
         ({"latency_us": [[0, -1], [1, 0]]}, "latency_us from 'gpu:0' to 'gpu:1' must be finite and >= 0, not -1"),

@@ -150,6 +150,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"colocation": np.full(4, 2**62)}, "op 'top': colocation must be -1 or a group from 0 to 3"),
         ({"time_us": {"k80": np.ones(3)}}, r"time_us\['k80'\] must be an array of 4 float64"),
         ({"time_us": {7: np.ones(4)}}, "a kind of device in time_us must be a string, not 7"),
+        ({"time_us": [1.0]}, "time_us must be a mapping"),
         ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 values, one for each op"),
         (
             {"dtypes": ("float32",) * 3 + ("half",)},
