@@ -24,7 +24,7 @@ def blocks(count: int) -> nn.ModuleList:
     return nn.ModuleList(block() for _ in range(count))
 
 
-def ClassToken() -> nn.Module:
+def class_token() -> nn.Module:
     """Parameters of the model itself, as a vision transformer's."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def ClassToken() -> nn.Module:
     return Made(compute, token=token, position=position, blocks=blocks(4))
 
 
-def Buffers() -> nn.Module:
+def buffers() -> nn.Module:
     """A table of the model itself that is given to every block, and one that isn't saved."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def Buffers() -> nn.Module:
     return model
 
 
-def Residual() -> nn.Module:
+def residual() -> nn.Module:
     """Blocks that are added to their argument outside of them: they can't be apart."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def Residual() -> nn.Module:
     return Made(compute, first=nn.Linear(8, 8), blocks=linears(3), last=nn.Linear(8, 8))
 
 
-def Stack() -> nn.Module:
+def stack() -> nn.Module:
     """A module that is divided, and computes between its blocks: where, added to the argument; a mask for all."""
 
     def compute(m: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -76,13 +76,13 @@ def Stack() -> nn.Module:
     return Made(lambda m, x: m.head(m.body(x, x > 0)), body=body, head=nn.Linear(8, 8))
 
 
-def Unused() -> nn.Module:
+def unused() -> nn.Module:
     """Heads that this forward doesn't use, one of them in a stack that is not used at all."""
     idle = {"pooler": nn.Linear(8, 8), "decoder": blocks(2), "spare": nn.Parameter(torch.ones(3))}
     return Made(lambda m, x: m.head(through(m.blocks, x)), blocks=linears(3), head=nn.Linear(8, 2), **idle)
 
 
-def Scales() -> nn.Module:
+def scales() -> nn.Module:
     """Parameters in a list, which the model itself reads."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def Scales() -> nn.Module:
     return Made(compute, blocks=linears(3), scale=nn.ParameterList([nn.Parameter(torch.rand(8)) for _ in range(3)]))
 
 
-def Borrowed() -> nn.Module:
+def borrowed() -> nn.Module:
     """A weight that the model itself reads, not its module."""
 
     def compute(m: Any, words: Tensor) -> Tensor:
@@ -102,14 +102,14 @@ def Borrowed() -> nn.Module:
     return Made(compute, embed=nn.Embedding(12, 8), blocks=linears(3), bias=nn.Linear(8, 12))
 
 
-def Tied() -> nn.Module:
+def tied() -> nn.Module:
     """A head with the embedding's weight."""
     embed, head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
     head.weight = embed.weight
     return Made(lambda m, words: m.head(through(m.blocks, m.embed(words))), embed=embed, blocks=linears(3), head=head)
 
 
-def SharedEmbedding() -> nn.Module:
+def shared_embedding() -> nn.Module:
     """One module under three names."""
 
     def encode(m: Any, words: Tensor) -> Tensor:
@@ -121,13 +121,13 @@ def SharedEmbedding() -> nn.Module:
     return Made(lambda m, words: m.mix(m.encoder(words), m.decoder(words)), shared=shared, mix=mix, **coders)
 
 
-def Twice() -> nn.Module:
+def twice() -> nn.Module:
     """One module under two names."""
     enc = nn.Linear(8, 8)
     return Made(lambda m, x: m.dec(m.mid[1](m.mid[0](m.enc(x)))), enc=enc, mid=linears(2), dec=enc)
 
 
-def Experts() -> nn.Module:
+def experts() -> nn.Module:
     """A gate whose outputs weigh those of experts."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -138,20 +138,20 @@ def Experts() -> nn.Module:
     return Made(compute, first=nn.Linear(8, 8), experts=linears(2), gate=nn.Linear(8, 2))
 
 
-def Attention() -> nn.Module:
+def attention() -> nn.Module:
     """Blocks with attention, which read the weight of a module inside them."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
         y = m.norm(x)
         return x + m.attend(y, y, y, need_weights=False)[0]  # type: ignore[no-any-return]
 
-    def attention() -> nn.Module:
+    def part() -> nn.Module:
         return Made(compute, norm=nn.LayerNorm(8), attend=nn.MultiheadAttention(8, 2, batch_first=True))
 
-    return nn.Sequential(attention(), attention(), nn.Linear(8, 8))
+    return nn.Sequential(part(), part(), nn.Linear(8, 8))
 
 
-def UNet() -> nn.Module:
+def u_net() -> nn.Module:
     """Skips from the way down to the way up, inside of a module that holds all."""
 
     def compute(m: Any, x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def UNet() -> nn.Module:
     return Made(lambda m, x: m.net(x), net=net)
 
 
-def Wrapped() -> nn.Module:
+def wrapped() -> nn.Module:
     """A stack with a parameter of its own between others."""
     position = nn.Parameter(torch.randn(8))
     inner = Made(lambda m, x: through(m.layers, x + m.position), position=position, layers=linears(3))
@@ -173,7 +173,7 @@ def Wrapped() -> nn.Module:
     return Made(compute, first=linears(2), inner=inner, last=linears(2))
 
 
-def Peeks() -> nn.Module:
+def peeks() -> nn.Module:
     """The last block reads a weight of the first one, which isn't inside it."""
     first = nn.Linear(8, 8)
     peek = Made(lambda m, x: F.linear(m.inner(x), m.others[0].weight), inner=nn.Linear(8, 8), others=[first])
@@ -203,10 +203,10 @@ def hugging_face() -> dict[str, Callable[[], nn.Module]]:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        ClassToken, Buffers, Residual, Stack, Unused, Scales, Borrowed, Tied, SharedEmbedding, Twice, Experts,
-        Attention, UNet, Wrapped, Peeks,
+        class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
+        attention, u_net, wrapped, peeks,
     )
 }  # fmt: skip
-WORDS = {"Borrowed", "Tied", "SharedEmbedding"}
-UNDIVIDED = {"Scales"}
+WORDS = {"borrowed", "tied", "shared_embedding"}
+UNDIVIDED = {"scales"}
 """Models that can't be on two devices: an op reads what several of their modules give."""
