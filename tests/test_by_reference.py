@@ -1,6 +1,5 @@
 """Kernels read named tuples of many arrays by reference, and Python gets them back as they were."""
 
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -57,27 +56,19 @@ def test_problems_are_references_of_one_type() -> None:
     assert one is other
 
 
-def test_python_gets_back_what_it_gave_and_no_reference_is_lost() -> None:
+def test_python_gets_back_what_it_gave() -> None:
     given = dozen()
-    before = [sys.getrefcount(array) for array in given[:-1]]
-    for _ in range(100):
-        back, total = given_back(given)
+    back, total = given_back(given)
     assert type(back) is Dozen
     assert total == 0.0 + 10.0 + 0.5
     assert all(np.shares_memory(one, other) for one, other in zip(back[:-1], given[:-1], strict=True))
-    del back
-    assert [sys.getrefcount(array) for array in given[:-1]] == before
 
 
 def test_what_a_kernel_makes_lives_as_long_as_its_reference() -> None:
-    start = np.ones(3)
-    before = sys.getrefcount(start)
-    last = made(start, 4)  # k is 1, 2, 3, ...; a is 1 + 1, 2 + 2, 4 + 3, 7 + 4
+    last = made(np.ones(3), 4)  # k is 1, 2, 3, ...; a is 1 + 1, 2 + 2, 4 + 3, 7 + 4
     assert last.k.tolist() == [5.0] * 3
     assert last.a.tolist() == [11.0] * 3
     assert last.number == 2.0 + 4.0 + 7.0 + 11.0
-    del last
-    assert sys.getrefcount(start) == before
 
 
 def test_a_field_that_isnt_there_is_an_error_of_the_kernel() -> None:

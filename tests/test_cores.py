@@ -1,4 +1,3 @@
-import json
 import os
 import threading
 from pathlib import Path
@@ -24,7 +23,7 @@ def test_cores_are_those_of_this_process() -> None:
 
 
 def test_evaluate_works_where_the_system_does_not_say_which_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on macOS, which has neither call."""
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -32,8 +31,5 @@ def test_evaluate_works_where_the_system_does_not_say_which_cores(
     assert cores() == list(range(os.cpu_count() or 1))
     pin(0)
     table = tmp_path / "table.json"
-    graph = tmp_path / "two.json"
-    ops = [{"name": name, "type": "aten.mm", "time_us": {"*": 50}, "outputs": [4], "inputs": []} for name in "ab"]
-    graph.write_text(json.dumps({"format": "placeto.graph/1", "name": "two", "ops": ops}))
-    assert run("evaluate", str(graph), "--cluster", "2xv100", "--placers", "etf,heft", "-o", str(table)) == 0
+    assert run("evaluate", graph_file, "--cluster", "2xv100", "--placers", "etf,heft", "-o", str(table)) == 0
     assert table.is_file()

@@ -1,6 +1,5 @@
 """What placing doesn't need isn't imported: torch, torch-geometric, tensorboard and matplotlib take seconds to load."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,15 +30,7 @@ def models(names: set[str]) -> set[str]:
     return {name for name in names if name.startswith("graphs.")} - light
 
 
-@pytest.fixture
-def graph_file(tmp_path: Path) -> Path:
-    ops = [{"name": str(i), "time_us": {"*": 9.0}, "outputs": [9]} for i in range(6)]
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps({"format": "placeto.graph/1", "name": "six", "mode": "inference", "ops": ops}))
-    return path
-
-
-def test_placing_a_file_and_simulating_the_placement(graph_file: Path, tmp_path: Path) -> None:
+def test_placing_a_file_and_simulating_the_placement(graph_file: str, tmp_path: Path) -> None:
     placement = tmp_path / "placement.json"
     on = (*CLUSTER, "--simulations", 20, "-o", placement)
     assert not imported_by_command("place", graph_file, *on) & set(HEAVY)
@@ -58,7 +49,7 @@ def test_placing_an_onnx_file_with_ops_that_nobody_counts(tmp_path: Path) -> Non
     assert not names & set(HEAVY)
 
 
-def test_comparing_placers_on_a_file_and_writing_a_page(graph_file: Path, tmp_path: Path) -> None:
+def test_comparing_placers_on_a_file_and_writing_a_page(graph_file: str, tmp_path: Path) -> None:
     placers = ("--placers", "etf,placeto", "--simulations", 20, "--seeds", 1, "--processes", 1)
     assert not imported_by_command("evaluate", graph_file, *CLUSTER, *placers, "-o", tmp_path / "t.json") & set(HEAVY)
     page = ("--placer", "etf", "--report", tmp_path / "page.html")

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,10 @@ def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
 
 
 def test_a_result_is_described_in_a_line() -> None:
-    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", placer="single")
-    problem = repr(result.problem)
-    assert problem == f"PlacementProblem({result.problem.graph!r}, {result.problem.cluster!r})"
-    assert "ComputationGraph('Sequential', inference: " in problem
-    assert " ops, " in problem
-    assert "GFLOP, parameters 848 B)" in problem
-    assert repr(result.problem.cluster) == "Cluster('2xv100', 2 v100, memory 32.0 GB)"
+    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", devices=None, placer="single", simulations=1e3)
+    assert result.peak_memory == {"gpu:0": int(result.schedule().peak_memory[0]), "gpu:1": 0}
+    shown = r"PlacementProblem\(ComputationGraph\('Sequential', inference: \d+ ops, .*GFLOP, parameters 848 B\), "
+    assert re.fullmatch(shown + r"Cluster\('2xv100', 2 v100, memory 32\.0 GB\)\)", repr(result.problem))
     assert repr(result).startswith("PlacementResult('Sequential', inference, ")
     assert "1 of 2 devices, fits, 1 simulations in " in repr(result)
     assert repr(result).endswith(" s by single)")
@@ -57,7 +55,6 @@ def test_a_result_is_described_in_a_line() -> None:
         (lambda g, c: placeto.PlacementProblem("m.json", c), r"Graph, not str: write load_graph\('m.json'\)"),
         (lambda g, c: placeto.PlacementProblem(torch.nn.ReLU(), c), r"not ReLU: write capture_training\(module"),
         (lambda g, c: placeto.simulate(g, [0]), r"is needed, not ComputationGraph.*write PlacementProblem\(graph"),
-        (lambda g, c: placeto.load_placer("heft")(g), r"is needed, not ComputationGraph.*write PlacementProblem"),
         (lambda g, c: placeto.load_placer("placeto")("4xv100"), r"is needed, not '4xv100': write PlacementProblem"),
     ],
 )
@@ -155,25 +152,13 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
     assert torch.equal(step(x), expected)
 
 
-def test_memory_is_by_name_of_device() -> None:
-    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", devices=None, placer="single", simulations=1e3)
-    schedule = result.schedule()
-    assert result.peak_memory == {"gpu:0": int(schedule.peak_memory[0]), "gpu:1": 0}
-
-
 @pytest.mark.parametrize(
     ("named", "error", "says"),
     [
         ({"cluster": 4}, ClusterError, "a cluster is the name of a preset, such as '4xv100', .*, not 4"),
-        ({"cluster": ["2xv100"]}, ClusterError, "or a Cluster, not \\['2xv100'\\]"),
         ({"cluster": "nope.json"}, ClusterError, "cluster 'nope.json': there is no such file; presets are 2xk80"),
-        ({"cluster": ""}, ClusterError, "unknown cluster '': presets are 2xk80"),
         ({"cluster": None, "devices": "cpu:0"}, TypeError, "must be a list of names, such as .*, not 'cpu:0'"),
-        ({"cluster": None, "devices": 2}, TypeError, "devices must be a list of names, such as .*, not 2"),
-        ({"cluster": None, "devices": [0, 1]}, TypeError, "devices must be a list of names"),
         ({"inputs": meta(2, 8)}, CaptureError, "must be a sequence of arguments, such as .*, not a tensor"),
-        ({"inputs": "x"}, CaptureError, "inputs must be a sequence of arguments"),
-        ({"inputs": 3, "micro_batches": 2}, CaptureError, "inputs must be a sequence of arguments"),
         ({"loss": "mse"}, CaptureError, "the loss must be a function of the module's output, not a str"),
         ({"loss": nn.MSELoss}, CaptureError, "the loss is the class MSELoss: give an instance"),
         ({"loss": torch.sum, "optimizer": "sdg"}, ValueError, "optimizer must be one of sgd, .*, not 'sdg'"),
@@ -183,21 +168,11 @@ def test_memory_is_by_name_of_device() -> None:
             "no placer and no checkpoint is called 'hefty'; did you mean heft\\? Placers: ",
         ),
         ({"simulations": -1}, PlacingError, "simulations must be >= 0, not -1"),
-        ({"simulations": 1.5}, PlacingError, "simulations must be an integer, not 1.5"),
-        ({"simulations": float("inf")}, PlacingError, "simulations must be an integer, not inf"),
-        ({"seconds": "3"}, PlacingError, "seconds must be a number, not '3'"),
-        ({"seed": None}, PlacingError, "seed must be an integer, not None"),
-        (
-            {"seed": 2**63, "seconds": 0},
-            PlacingError,
-            "seconds must be > 0, not 0; seed must be <= 92233",
-        ),
+        ({"seed": 2**63, "seconds": 0}, PlacingError, "seconds must be > 0, not 0; seed must be <= 92233"),
         ({"simulations": 10**400}, PlacingError, "simulations must be <= .*, not an integer of 1329 bits"),
-        ({"precision": "fp8"}, CaptureError, "precision must be one of fp32, tf32, bf16, fp16, not 'fp8'"),
-        ({"micro_batches": "4"}, CaptureError, "micro_batches must be a whole number, not '4'"),
         ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),
-        ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),
         ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
+        ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),
         ({"whole_modules": "0"}, TypeError, "whole_modules must be True, or a list of paths of modules, not '0'"),
         ({"whole_modules": ["nothing"]}, PlanError, "Sequential has no module 'nothing'; there are 0"),
         ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
@@ -245,10 +220,6 @@ def test_what_has_no_values_is_not_run() -> None:
         placed.compile(devices=["cpu:0", "cpu:1"])
     with pytest.raises(TypeError, match="devices must be a list of names"):
         placed.compile(devices="cpu:0")
-
-
-def test_where_to_place() -> None:
-    module, x = nn.Linear(4, 4), torch.randn(2, 4)
     for where in ({}, {"cluster": "2xv100", "devices": ["cpu:0"]}):
         with pytest.raises(TypeError, match="a cluster, or devices of this machine, and not both"):
-            placeto.place(module, [x], **where)
+            placeto.place(module, [meta(32, 8)], **where)

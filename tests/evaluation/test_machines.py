@@ -35,28 +35,18 @@ def test_a_machine_that_is_too_small(machines: list[Machine]) -> None:
     assert (machine.speed_up, machine.price_per_step, machine.price_per_batch) == (None, None, None)
 
 
-def test_the_table(machines: list[Machine]) -> None:
+def test_table_file_and_picture(machines: list[Machine], tmp_path: Path) -> None:
     head, first, second = machine_table(machines).splitlines()
     assert head.split()[:4] == ["cluster", "step", "speed-up", "fits"]
     assert first.split()[:5] == ["priced", "100", "us", "2.00", "yes"]
     assert first.split()[-2:] == ["0.001", "0.001"]
     assert second.split()[:5] == ["tight", "200", "us", "-", "no"]
     assert "price" not in machine_table(machines[1:])
-
-
-def test_the_file(machines: list[Machine], tmp_path: Path) -> None:
     save_machines(machines, "fork", tmp_path / "table.json")
     document = read_json(tmp_path / "table.json", ValueError)
     assert (document["format"], document["graph"]) == ("placeto.machines/1", "fork")
     first, second = document["rows"]
     assert (first["cluster"], first["makespan_us"], first["single_us"], first["fits"]) == ("priced", 100.0, 200.0, True)
-    assert first["data_parallel"]["most_us"] == 200.0
     assert (second["single_us"], second["price_per_step"], second["data_parallel"]["fits"]) == (None, None, False)
-
-
-def test_the_picture(machines: list[Machine]) -> None:
     axes = machine_figure(machines, "a title").axes[0]
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["priced", "tight"]
     assert [bar.get_width() for bar in axes.patches] == [100.0, 100.0, 0.0, 200.0, 200.0, 0.0]
-    texts = [text.get_text().strip() for text in axes.texts]
-    assert texts == ["100 us, 1000 cost 0.001"] * 2 + ["200 us, doesn't fit"] * 2

@@ -44,13 +44,6 @@ def test_what_does_not_fit_is_neither_best_nor_wins() -> None:
     assert [s.wins for s in only] == [1, 0]
 
 
-def test_table_is_markdown_with_the_best_first() -> None:
-    lines = markdown_table(summarize([row("g", "slow", 9.0), row("g", "fast", 5.0)])).split("\n")
-    assert [line.split("|")[1].strip() for line in lines] == ["placer", "------", "fast", "slow"]
-    assert len({line.count("|") for line in lines}) == 1
-    assert len(set(map(len, lines))) == 1
-
-
 def test_where_nothing_takes_time_ratios_are_1_or_infinite() -> None:
     assert [ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(3.0, 0.0)] == [1.5, 1.0, math.inf]
     idle = {"relative": 1.0, "lower_bound_us": 0.0, "history": [[1, 0.1, 5.0], [2, 0.2, 0.0]]}

@@ -28,12 +28,12 @@ def checked(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
     """What became of a model: problems, and how many of some random placements were on two devices."""
     torch.manual_seed(0)
     model, words = make().eval(), torch.arange(10).reshape(2, 5) % 12
-    inputs = {"words": words} if name in WORDS else {"input" if name == "Attention" else "x": torch.randn(2, 5, 8)}
+    inputs = {"words": words} if name in WORDS else {"input" if name == "attention" else "x": torch.randn(2, 5, 8)}
     if name in ("Llama", "GPT2", "T5"):
         inputs = {"input_ids": words} | ({"decoder_input_ids": words} if name == "T5" else {})
     problem = PlacementProblem(capture_inference(model, inputs), load_cluster("2xv100"))
     with torch.no_grad():
-        if name in MODELS and name != "Attention":
+        if name in MODELS and name != "attention":
             expected = output(model(**inputs))
         else:  # attention has kernels of its own on CPUs
             expected = output(copy.deepcopy(model).to(0)(**{key: value.to(0) for key, value in inputs.items()})).cpu()

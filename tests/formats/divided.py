@@ -7,285 +7,178 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.parts import Parts, through
+from tests.captures import Made
+from tests.parts import through
 
 
 def linears(count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
 
 
-class Block(nn.Module):
+def block() -> nn.Module:
     """A residual block: what it adds to its argument is its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(self.norm(x)).relu()
+    return Made(lambda m, x: x + m.inner(m.norm(x)).relu(), norm=nn.LayerNorm(8), inner=nn.Linear(8, 8))
 
 
-class ClassToken(nn.Module):
+def blocks(count: int) -> nn.ModuleList:
+    return nn.ModuleList(block() for _ in range(count))
+
+
+def class_token() -> nn.Module:
     """Parameters of the model itself, as a vision transformer's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.position = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(6, 8))
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+    def compute(m: Any, x: Tensor) -> Tensor:
+        return through(m.blocks, torch.cat([m.token.expand(len(x), -1, -1), x], 1) + m.position)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
-        return through(self.blocks, x)
+    token, position = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(6, 8))
+    return Made(compute, token=token, position=position, blocks=blocks(4))
 
 
-class Buffers(nn.Module):
+def buffers() -> nn.Module:
     """A table of the model itself that is given to every block, and one that isn't saved."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.rand(8))
-        self.register_buffer("scale", torch.rand(8), persistent=False)
-        self.blocks, self.last = nn.ModuleList(Scaled(inner=nn.Linear(8, 8)) for _ in range(3)), nn.Linear(8, 8)
+    def compute(m: Any, x: Tensor) -> Tensor:
+        for part in m.blocks:
+            x = part(x, m.table)
+        return m.last(x) * m.scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, self.table)
-        return self.last(x) * self.scale
-
-
-class Scaled(Parts):
-    """Scales by its argument."""
-
-    def forward(self, x: Tensor, by: Tensor) -> Tensor:
-        return self.inner(x) * by
+    scaled = nn.ModuleList(Made(lambda m, x, by: m.inner(x) * by, inner=nn.Linear(8, 8)) for _ in range(3))
+    model = Made(compute, blocks=scaled, last=nn.Linear(8, 8))
+    model.register_buffer("table", torch.rand(8))
+    model.register_buffer("scale", torch.rand(8), persistent=False)
+    return model
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """Blocks that are added to their argument outside of them: they can't be apart."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.blocks, self.last = nn.Linear(8, 8), linears(3), nn.Linear(8, 8)
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        for part in m.blocks:
+            x = x + part(x)
+        return m.last(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.last(x)
+    return Made(compute, first=nn.Linear(8, 8), blocks=linears(3), last=nn.Linear(8, 8))
 
 
-class Inner(nn.Module):
-    """A stack with a parameter of its own."""
+def stack() -> nn.Module:
+    """A module that is divided, and computes between its blocks: where, added to the argument; a mask for all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.position, self.layers = nn.Parameter(torch.randn(8)), linears(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return through(self.layers, x + self.position)
-
-
-class Stack(nn.Module):
-    """A module that is divided, and computes between its blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = Body(), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x, x > 0))
-
-
-class Body(nn.Module):
-    """An embedding of where, added to the argument, then blocks that all read a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where, self.norm = nn.Embedding(5, 8), nn.LayerNorm(8)
-        self.blocks = nn.ModuleList(Masked(inner=nn.Linear(8, 8)) for _ in range(3))
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.where(torch.arange(x.shape[1], device=x.device))
+    def compute(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+        x = x + m.where(torch.arange(x.shape[1], device=x.device))
         mask = mask * 2
-        for block in self.blocks:
-            x = block(x, mask=mask)
-        return self.norm(x)
+        for part in m.blocks:
+            x = part(x, mask=mask)
+        return m.norm(x)  # type: ignore[no-any-return]
+
+    masked = nn.ModuleList(Made(lambda m, x, mask: x + m.inner(x) * mask, inner=nn.Linear(8, 8)) for _ in range(3))
+    body = Made(compute, where=nn.Embedding(5, 8), norm=nn.LayerNorm(8), blocks=masked)
+    return Made(lambda m, x: m.head(m.body(x, x > 0)), body=body, head=nn.Linear(8, 8))
 
 
-class Masked(Parts):
-    """A block with a mask."""
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return x + self.inner(x) * mask
-
-
-class Unused(nn.Module):
+def unused() -> nn.Module:
     """Heads that this forward doesn't use, one of them in a stack that is not used at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.pooler, self.head = linears(3), nn.Linear(8, 8), nn.Linear(8, 2)
-        self.decoder, self.spare = nn.ModuleList(Block() for _ in range(2)), nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(through(self.blocks, x))
+    idle = {"pooler": nn.Linear(8, 8), "decoder": blocks(2), "spare": nn.Parameter(torch.ones(3))}
+    return Made(lambda m, x: m.head(through(m.blocks, x)), blocks=linears(3), head=nn.Linear(8, 2), **idle)
 
 
-class Scales(nn.Module):
+def scales() -> nn.Module:
     """Parameters in a list, which the model itself reads."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.scale = linears(3), nn.ParameterList([nn.Parameter(torch.rand(8)) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block, scale in zip(self.blocks, self.scale, strict=True):
-            x = block(x) * scale
+    def compute(m: Any, x: Tensor) -> Tensor:
+        for part, scale in zip(m.blocks, m.scale, strict=True):
+            x = part(x) * scale
         return x
 
+    return Made(compute, blocks=linears(3), scale=nn.ParameterList([nn.Parameter(torch.rand(8)) for _ in range(3)]))
 
-class Borrowed(nn.Module):
+
+def borrowed() -> nn.Module:
     """A weight that the model itself reads, not its module."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.blocks, self.bias = nn.Embedding(12, 8), linears(3), nn.Linear(8, 12)
+    def compute(m: Any, words: Tensor) -> Tensor:
+        return F.linear(through(m.blocks, m.embed(words)), m.embed.weight) + m.bias.bias  # type: ignore[no-any-return]
 
-    def forward(self, words: Tensor) -> Tensor:
-        x = through(self.blocks, self.embed(words))
-        return F.linear(x, self.embed.weight) + self.bias.bias
+    return Made(compute, embed=nn.Embedding(12, 8), blocks=linears(3), bias=nn.Linear(8, 12))
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """A head with the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.blocks, self.head = nn.Embedding(12, 8), linears(3), nn.Linear(8, 12, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(through(self.blocks, self.embed(words)))
+    embed, head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+    head.weight = embed.weight
+    return Made(lambda m, words: m.head(through(m.blocks, m.embed(words))), embed=embed, blocks=linears(3), head=head)
 
 
-class Encoder(nn.Module):
-    """Embeds by a module that it is given."""
-
-    def __init__(self, embed: nn.Embedding) -> None:
-        super().__init__()
-        self.embed, self.block = embed, nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, words: Tensor) -> Tensor:
-        return through(self.block, self.embed(words))
-
-
-class SharedEmbedding(nn.Module):
+def shared_embedding() -> nn.Module:
     """One module under three names."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.mix = nn.Embedding(12, 8), nn.Bilinear(8, 8, 8)
-        self.encoder, self.decoder = Encoder(self.shared), Encoder(self.shared)
+    def encode(m: Any, words: Tensor) -> Tensor:
+        return through(m.block, m.embed(words))
 
-    def forward(self, words: Tensor) -> Tensor:
-        return self.mix(self.encoder(words), self.decoder(words))
+    shared = nn.Embedding(12, 8)
+    coders = {name: Made(encode, embed=shared, block=blocks(2)) for name in ("encoder", "decoder")}
+    mix = nn.Bilinear(8, 8, 8)
+    return Made(lambda m, words: m.mix(m.encoder(words), m.decoder(words)), shared=shared, mix=mix, **coders)
 
 
-class Twice(nn.Module):
+def twice() -> nn.Module:
     """One module under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enc, self.mid = nn.Linear(8, 8), linears(2)
-        self.dec = self.enc
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dec(self.mid[1](self.mid[0](self.enc(x))))
+    enc = nn.Linear(8, 8)
+    return Made(lambda m, x: m.dec(m.mid[1](m.mid[0](m.enc(x)))), enc=enc, mid=linears(2), dec=enc)
 
 
-class Experts(nn.Module):
+def experts() -> nn.Module:
     """A gate whose outputs weigh those of experts."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.experts, self.gate = nn.Linear(8, 8), linears(2), nn.Linear(8, 2)
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        gate = m.gate(x).softmax(-1)
+        return sum(gate[..., i : i + 1] * expert(x) for i, expert in enumerate(m.experts))  # type: ignore[return-value]
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        gate = self.gate(x).softmax(-1)
-        return sum(gate[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))  # type: ignore[return-value]
+    return Made(compute, first=nn.Linear(8, 8), experts=linears(2), gate=nn.Linear(8, 2))
 
 
-class SelfAttention(nn.Module):
-    """A block with attention, which reads the weight of a module inside it."""
+def attention() -> nn.Module:
+    """Blocks with attention, which read the weight of a module inside them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attend = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+    def compute(m: Any, x: Tensor) -> Tensor:
+        y = m.norm(x)
+        return x + m.attend(y, y, y, need_weights=False)[0]  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + self.attend(y, y, y, need_weights=False)[0]
+    def part() -> nn.Module:
+        return Made(compute, norm=nn.LayerNorm(8), attend=nn.MultiheadAttention(8, 2, batch_first=True))
 
-
-class Attention(nn.Sequential):
-    """Blocks with attention."""
-
-    def __init__(self) -> None:
-        super().__init__(SelfAttention(), SelfAttention(), nn.Linear(8, 8))
+    return nn.Sequential(part(), part(), nn.Linear(8, 8))
 
 
-class UNet(nn.Module):
+def u_net() -> nn.Module:
     """Skips from the way down to the way up, inside of a module that holds all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Skips(down1=Block(), down2=Block(), up=nn.Linear(16, 8), last=nn.Linear(8, 8))
+    def compute(m: Any, x: Tensor) -> Tensor:
+        skipped = m.down1(x)
+        return m.last(m.up(torch.cat([skipped, m.down2(skipped)], -1))) + x  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
-class Skips(Parts):
-    """A small U-Net."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        skipped = self.down1(x)
-        return self.last(self.up(torch.cat([skipped, self.down2(skipped)], -1))) + x
+    net = Made(compute, down1=block(), down2=block(), up=nn.Linear(16, 8), last=nn.Linear(8, 8))
+    return Made(lambda m, x: m.net(x), net=net)
 
 
-class Wrapped(nn.Module):
+def wrapped() -> nn.Module:
     """A stack with a parameter of its own between others."""
+    position = nn.Parameter(torch.randn(8))
+    inner = Made(lambda m, x: through(m.layers, x + m.position), position=position, layers=linears(3))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.last = linears(2), Inner(), linears(2)
+    def compute(m: Any, x: Tensor) -> Tensor:
+        return through((*m.first, m.inner, *m.last), x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return through((*self.first, self.inner, *self.last), x)
-
-
-class Peek(nn.Module):
-    """A block that reads the weight of a module that isn't inside it."""
-
-    def __init__(self, other: nn.Linear) -> None:
-        super().__init__()
-        self.inner, self.others = nn.Linear(8, 8), [other]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.inner(x), self.others[0].weight)
+    return Made(compute, first=linears(2), inner=inner, last=linears(2))
 
 
-class Peeks(nn.Module):
-    """The last block reads a weight of the first one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        first = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList([first, nn.Linear(8, 8), nn.Linear(8, 8), Peek(first)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return through(self.blocks, x)
+def peeks() -> nn.Module:
+    """The last block reads a weight of the first one, which isn't inside it."""
+    first = nn.Linear(8, 8)
+    peek = Made(lambda m, x: F.linear(m.inner(x), m.others[0].weight), inner=nn.Linear(8, 8), others=[first])
+    layers = nn.ModuleList([first, nn.Linear(8, 8), nn.Linear(8, 8), peek])
+    return Made(lambda m, x: through(m.blocks, x), blocks=layers)
 
 
 def hugging_face() -> dict[str, Callable[[], nn.Module]]:
@@ -310,10 +203,10 @@ def hugging_face() -> dict[str, Callable[[], nn.Module]]:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        ClassToken, Buffers, Residual, Stack, Unused, Scales, Borrowed, Tied, SharedEmbedding, Twice, Experts,
-        Attention, UNet, Wrapped, Peeks,
+        class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
+        attention, u_net, wrapped, peeks,
     )
 }  # fmt: skip
-WORDS = {"Borrowed", "Tied", "SharedEmbedding"}
-UNDIVIDED = {"Scales"}
+WORDS = {"borrowed", "tied", "shared_embedding"}
+UNDIVIDED = {"scales"}
 """Models that can't be on two devices: an op reads what several of their modules give."""

@@ -22,7 +22,6 @@ def advice(problem: PlacementProblem, makespan_us: float) -> str:
     [
         (900.0, "gives 1.50 to 1.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: use it"),
         (550.0, "gives 0.92 to 1.10 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: which"),
-        (500.0, "gives 0.83 to 1.00 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: which"),
         (400.0, "gives 0.67 to 0.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: the pl"),
     ],
 )
@@ -30,26 +29,19 @@ def test_who_should_rather_use_it(makespan_us: float, sentence: str) -> None:
     assert f"Data parallelism {sentence}" in advice(problem_of(), makespan_us)
 
 
-def test_what_does_not_fit() -> None:
+def test_what_does_not_fit_inference_and_one_device() -> None:
     said = advice(problem_of(memory=500), 900.0)
     assert said == "Data parallelism doesn't fit: a replica needs 810 B on gpu:0 of 500 B."
-
-
-def test_inference_and_one_device() -> None:
     said = advice(problem_of("inference"), 1000.0)
     assert said.startswith("A replica on each device gives 2.00 times the samples a second and fits, with 2 batches in")
     assert said.endswith("use it, unless it is the time of a single answer that counts.")
     assert advice(problem_of(devices=1), 1000.0) == "There is one device: nothing to place, and nothing to replicate."
 
 
-def test_a_placement_that_takes_no_time() -> None:
-    step = DataParallel(0.0, 0.0, 0, (0, 1), np.zeros(2, np.int64), True)
-    assert "1.00 times" in data_parallel_advice(problem_of(), 0.0, step)
-
-
-@pytest.mark.parametrize("makespan_us", [50.0, 50.001, 49.999])
-def test_as_fast_as_the_placement(makespan_us: float) -> None:
-    step = DataParallel(100.0, 0.0, 0, (0, 1), np.zeros(2, np.int64), True)
-    said = data_parallel_advice(problem_of(), makespan_us, step)
+@pytest.mark.parametrize(("makespan_us", "step_us"), [(0.0, 0.0), (50.0, 100.0), (50.001, 100.0), (49.999, 100.0)])
+def test_as_fast_as_the_placement(makespan_us: float, step_us: float) -> None:
+    said = data_parallel_advice(
+        problem_of(), makespan_us, DataParallel(step_us, 0.0, 0, (0, 1), np.zeros(2, np.int64), True)
+    )
     assert "gives 1.00 times the samples a second and fits" in said
     assert said.endswith(": as many as the placement.")

@@ -55,7 +55,7 @@ def placed(model: nn.Module, x: Tensor, on: dict[str, int], graph: ComputationGr
 
 
 def test_a_map_from_a_file_is_that_of_the_module(tmp_path: Path) -> None:
-    for make, x in ((divided.ClassToken, X), (divided.Buffers, X), (divided.SharedEmbedding, WORDS)):
+    for make, x in ((divided.class_token, X), (divided.buffers, X), (divided.shared_embedding, WORDS)):
         model = make()
         save_graph(capture_inference(model, [x]), tmp_path / "g.json")
         again = placed(model, x, {"blocks.1": 1, "encoder": 1}, load_graph(tmp_path / "g.json")).modules
@@ -78,52 +78,52 @@ def test_parameters_that_the_step_does_not_read_go_with_their_module() -> None:
 
 
 def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
-    assert placed(divided.ClassToken(), X, {"blocks.1": 1}).step.notes == ()
-    (note,) = placed(divided.Scales(), X, {"blocks.1": 1}).step.notes[:1]
+    assert placed(divided.class_token(), X, {"blocks.1": 1}).step.notes == ()
+    (note,) = placed(divided.scales(), X, {"blocks.1": 1}).step.notes[:1]
     assert note == "blocks.1 and scale share a device: mul in the model itself reads what both give"
-    assert placed(divided.Peeks(), X, {"blocks.3": 1}).step.notes == (
+    assert placed(divided.peeks(), X, {"blocks.3": 1}).step.notes == (
         "blocks.0 and blocks.3 share a device: both read blocks.0.weight",
     )
-    notes = placed(divided.Wrapped(), X, {"inner.layers.1": 1}).step.notes
+    notes = placed(divided.wrapped(), X, {"inner.layers.1": 1}).step.notes
     assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
-    notes = placed(divided.UNet(), X, {"net.down1": 1}).step.notes
+    notes = placed(divided.u_net(), X, {"net.down1": 1}).step.notes
     assert any("share a device: cat in net reads what both give" in note for note in notes)
 
 
 def test_the_inputs_device_is_the_first_of_the_map() -> None:
-    found = placed(divided.ClassToken(), X, {"blocks.0": 1, "blocks.1": 1, "": 1})
+    found = placed(divided.class_token(), X, {"blocks.0": 1, "blocks.1": 1, "": 1})
     assert found.main == 1
     assert set(found.modules.values()) == {1}
-    found = placed(divided.Buffers(), X, {"last": 1})
+    found = placed(divided.buffers(), X, {"last": 1})
     assert (found.main, found.modules["last"]) == (0, 0), "it meets a buffer of the model itself"
     assert "last lies on the main device" in found.step.notes[-1]
 
 
 def test_devices_are_named_as_accelerate_names_them() -> None:
-    found = placed(divided.ClassToken(), X, {"blocks.1": 1})
+    found = placed(divided.class_token(), X, {"blocks.1": 1})
     assert found.named()["blocks.1"] == 1
     assert found.named(["0", "cpu"])["blocks.1"] == "cpu"
     assert found.named(["0", "cpu"])["token"] == 0
     with pytest.raises(ExportError, match="the cluster has 2 devices, 1 names are given"):
         found.named(["0"])
-    graph = capture_inference(divided.ClassToken(), [X])
+    graph = capture_inference(divided.class_token(), [X])
     placement = np.array([not path.startswith("blocks.1") for path in graph.modules], np.int64)
     mixed = device_map(simulate(PlacementProblem(graph, load_cluster("cpu+1xh100")), placement))
     assert mixed.named() == {"blocks.0": 0, "blocks.1": "cpu", "blocks.2": 0, "blocks.3": 0, "token": 0, "position": 0}
 
 
 def test_weights_that_are_read_outside_of_their_module_can_not_be_offloaded() -> None:
-    found = placed(divided.Attention(), X, {"1": 1})
+    found = placed(divided.attention(), X, {"1": 1})
     assert found.offload_note(found.named()) == ""
     assert "preload_module_classes=[...]) the class of 1.attend" in found.offload_note(found.named(["0", "cpu"]))
-    found = placed(divided.Borrowed(), WORDS, {})
+    found = placed(divided.borrowed(), WORDS, {})
     note = "embed is on 'disk', and the model itself reads embed.weight outside of its module, where accelerate doesn't"
     assert found.offload_note(found.named(["disk", "0"])).startswith(note)
-    assert placed(divided.Tied(), WORDS, {}).step.units.borrowed == {}
+    assert placed(divided.tied(), WORDS, {}).step.units.borrowed == {}
 
 
 def test_every_search_over_whole_modules_finds_what_a_map_can_say() -> None:
-    graph = capture_inference(divided.Buffers(), [X])
+    graph = capture_inference(divided.buffers(), [X])
     units, kept = module_units(graph), whole_modules(graph)
     for unit in np.unique(units.where[units.where >= 0]):
         assert len(np.unique(kept.colocation[units.where == unit])) == 1

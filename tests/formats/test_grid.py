@@ -1,6 +1,5 @@
 """The grid of a step in micro-batches: its cells are the chunks that torch runs, at the times of the schedule."""
 
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import groupby
 
@@ -129,11 +128,3 @@ def test_without_micro_batches_a_sentence_says_so() -> None:
     page = report_page(schedule, "net")
     assert "net isn&#39;t in micro-batches" in page
     assert Lanes(page).rows == []
-
-
-def test_names_are_escaped() -> None:
-    schedule = planned(GRAPH, PLANS["straight"])
-    cluster = schedule.problem.cluster
-    devices = tuple(replace(device, name=f"<b>{number}") for number, device in enumerate(cluster.devices))
-    problem = PlacementProblem(GRAPH, replace(cluster, devices=devices))
-    assert "<b>0" not in report_page(simulate(problem, schedule.placement), "net")

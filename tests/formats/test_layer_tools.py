@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,10 +23,8 @@ from placeto.formats.exports.layer_tools import (
 )
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import load_graph
-from tests.command_line import fails, run
 from tests.formats.test_whole_layers import INFERENCE, TRAINING, cut
-from tests.formats.torch_toys import captured, chain, planned, save_planned
+from tests.formats.torch_toys import captured, chain, planned
 
 ENDS = [f"body.h.{number}" for number in range(1, 6)]
 
@@ -154,10 +151,7 @@ def test_exo_reads_half_open_intervals() -> None:
         ("vllm", parts([0, 1, 0], ["body.h.0", "body.h.5"]), "gpu:0 has what comes before layer 0 and layer 5; vLLM"),
         ("exo", parts([0, 1, 0], ["body.h.2", "norm"]), "gpu:0 has layers 0 to 1 and what comes behind layer 5; exo"),
         ("llama.cpp", turns([(0,), (1,), (0,), (1,)]), "llama.cpp needs contiguous layers"),
-        ("exo", turns([(0,), (1,), (0,), (1,)]), "exo needs contiguous layers"),
         ("llama.cpp", turns([(0, 1), (2, 3)]), "has 2 replicas, llama.cpp runs one copy"),
-        ("exo", turns([(0, 1), (2, 3)]), "has 2 replicas, exo runs one copy"),
-        ("vllm", parts([0, 1], ["norm"]), "gpu:1 has no layer, which vLLM can't do"),
         ("exo", parts([0, 1], ["norm"]), "gpu:1 has no layer, which exo can't do"),
         ("llama.cpp", parts([0, 1], ["body.h.0"]), "gpu:0 has no layer, which llama.cpp can't do"),
     ],
@@ -185,29 +179,3 @@ def test_ranks_are_counted_host_by_host() -> None:
     assert visible(cluster, (1, 0)) == ""
     assert visible(replace(cluster, hosts=()), (0, 1)) == ""
     assert visible(replace(cluster, hosts=()), (0, 2)) == "0,2"
-
-
-@pytest.mark.usefixtures("net_file")
-@pytest.mark.parametrize("tool", LAYER_TOOLS)
-def test_the_command_says_which_layers_are_where(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    kind = ("--micro-batches", "4") if tool == "megatron" else ("--inference",)
-    step = ("net.py:net", *kind, "--cluster", "2xk80")
-    assert run("capture", "net.py:net", *kind, "-o", "net.json") == 0
-    assert run("place", *step, "--placer", "roundrobin", "-o", "placement.json") == 0
-    capsys.readouterr()
-    export = ("--placement", "placement.json", "--format", tool, "-o", "out")
-    told = fails(capsys, "export", *step, *export)
-    assert (
-        "the placement has no plan: it is a free placement of ops, or its file is older: place with --placer " in told
-    )
-    assert not Path("out").exists()
-    save_planned(load_graph("net.json"), "2xk80", [(0,), (1,)], "placement.json")
-    assert run("export", *step, *export) == 0
-    printed = capsys.readouterr()
-    assert re.search(r"^stage 0 +gpu:0: 0 to 1$", printed.out, re.MULTILINE)
-    assert "simulated" in printed.out
-    if tool == "megatron":
-        assert sourced(Path("out").read_text())[0]["--global-batch-size"] == "16"
-        assert run("export", "net.json", "--cluster", "2xk80", *export) == 0
-        assert "the size of the batch isn't known" in capsys.readouterr().err
-        assert sourced(Path("out").read_text())[0]["--micro-batch-size"] == "1"

@@ -98,13 +98,6 @@ def test_dimensions_must_have_values(tmp_path: Path, sizes: dict[str, int], mess
         load(convnet(tmp_path), sizes)
 
 
-def test_dimensions_without_a_name(tmp_path: Path) -> None:
-    path = written(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 3]}, {"y": [None, 3]})
-    with pytest.raises(GraphError, match=r"has no value: 'x\.0'"):
-        load(path)
-    assert load(path, {"x.0": 4}).output_bytes.tolist() == [48]
-
-
 def test_flops_of_each_op(tmp_path: Path) -> None:
     assert one(tmp_path, "MatMul", [[2, 3, 4], [2, 4, 5]], [2, 3, 5]) == 2 * 2 * 3 * 4 * 5
     assert one(tmp_path, "Gemm", [[4, 3], [4, 5]], [3, 5], transA=1) == 2 * 3 * 4 * 5
@@ -133,12 +126,6 @@ def test_the_axis_of_a_transform_must_be_known(tmp_path: Path) -> None:
     nodes.append(helper.make_node("DFT", ["x", "", "axis"], ["y"]))
     with pytest.raises(GraphError, match="'axis' must be a constant: the shapes and the work depend on it"):
         load(written(tmp_path, nodes, {"x": [3, 8, 4, 1], "z": []}, {"y": [3, 8, 4, 2]}))
-
-
-def test_recurrent_nets_compute_as_much_as_pytorchs(tmp_path: Path) -> None:
-    expected = capture_inference(nn.LSTM(4, 6), [torch.zeros(7, 2, 4)]).flops.sum()
-    weights = (weight("w", 1, 24, 4), weight("r", 1, 24, 6))
-    assert one(tmp_path, "LSTM", [[7, 2, 4]], [7, 1, 2, 6], weights, hidden_size=6) == expected
 
 
 def test_dtypes(tmp_path: Path) -> None:

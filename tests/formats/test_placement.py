@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
+from placeto.formats.placement import PlacementError, PlacementFile, load_placement
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 
@@ -24,46 +24,12 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def test_files_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "placement.json"
-    path.write_text(json.dumps(DOCUMENT))
-    file = load_placement(path)
-    assert file.devices(GRAPH, CLUSTER).tolist() == [0, 1]
-    save_placement(file, tmp_path / "again.json.gz")
-    assert load_placement(tmp_path / "again.json.gz") == file
-
-
 def test_all_but_the_placement_may_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
+    path.write_text(json.dumps(DOCUMENT))
+    assert load_placement(path).devices(GRAPH, CLUSTER).tolist() == [0, 1]
     path.write_text(json.dumps({key: DOCUMENT[key] for key in ("format", "placement")} | {"seconds": None}))
     assert load_placement(path) == PlacementFile(DOCUMENT["placement"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "placeto.graph/1"}, 'not a placement file: "format" must be'),
-        ({"device": "gpu:0"}, "device is unknown"),
-        ({"placement": ["gpu:0"]}, "placement must be an object, not "),
-        ({"placement": {"a": 0}}, r"placement\.a must be a string, not 0"),
-        ({"graph_hash": 5}, "graph_hash must be a string, not 5"),
-        ({"cluster": ["2xp100"]}, "cluster must be a string, not "),
-        ({"makespan_us": "7"}, "makespan_us must be a number, not '7'"),
-        ({"makespan_us": float("inf")}, "makespan_us must be a finite number, not inf"),
-        ({"seconds": -1}, "seconds must be >= 0, not -1"),
-        ({"simulations": 1.5}, r"simulations must be an integer, not 1\.5"),
-        ({"fits": 1}, "fits must be a boolean, not 1"),
-        ({"peak_memory": {"gpu:0": "4"}}, r"peak_memory\['gpu:0'\] must be an integer, not '4'"),
-        ({"peak_memory": 4}, "peak_memory must be an object, not 4"),
-    ],
-)
-def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(json.dumps(DOCUMENT | change))
-    with pytest.raises(PlacementError, match=message) as refusal:
-        load_placement(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

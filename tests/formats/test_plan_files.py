@@ -58,15 +58,8 @@ def test_a_plan_for_something_else_is_refused(path: Path, capsys: pytest.Capture
     words = ("simulate", "net.py:net", "--placement", path)
     assert "plan.json: the plan is for another cluster" in fails(capsys, *words, "--cluster", "2xv100")
     assert "is for another graph" in fails(capsys, *words, *ON, "--set", "layers=5")
-    said = json.loads(path.read_text())
-    for field, value, told in (
-        ("step_us", "long", "plan.json: step_us must be"),
-        ("micro_batches", 0, "micro_batches must be >= 1"),
-        ("kinds", 1, "kinds"),
-        ("placement", {}, "plan.json: "),
-    ):
-        Path("other.json").write_text(json.dumps(said | {field: value}))
-        assert told.replace("plan.json", "other.json") in fails(capsys, *words[:3], "other.json", *ON)
+    Path("other.json").write_text(json.dumps(json.loads(path.read_text()) | {"placement": {}}))
+    assert "other.json: " in fails(capsys, *words[:3], "other.json", *ON)
 
 
 def test_a_plan_that_is_not_the_placements_is_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

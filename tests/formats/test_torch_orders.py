@@ -51,14 +51,6 @@ def test_one_forward_one_backward() -> None:
     assert sorted(first) == sorted([f"0{kind}{number}" for kind in "FB" for number in range(4)])
 
 
-def test_a_replica_counts_its_own_micro_batches() -> None:
-    schedule = planned(GRAPH, PLANS["replicas"])
-    for replica in range(2):
-        first, last = cells(schedule, replica)
-        assert sorted(first) == ["0B0", "0B1", "0F0", "0F1"]
-        assert sorted(last) == ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]
-
-
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch's process groups, of which all other ranks are pretended."""

@@ -25,33 +25,27 @@ from tests.toys import toy_cluster, work
 GRAPH = captured(chain())
 
 
-def test_stages_are_those_of_the_plan() -> None:
-    found = torch_pipeline(planned(GRAPH, [(0, 1), (2, 3)]))
-    assert found.order.plan.replicas == ((0, 2), (1, 3))
-    assert found.ranks == ((0, 2), (1, 3))
-    assert found.order.plan.micro_batches[0] == ((0, 2), (1, 3))
-    assert found.splits == (("2", "beginning"),)
-    assert found.modules == (("0", "1"), ("2", "3"))
-    for op, (module, part) in enumerate(zip(GRAPH.modules, GRAPH.passes, strict=True)):
-        if module.isdigit() and GRAPH.micro_batches[op] >= 0:
-            assert found.order.stage[op] == int(module) // 2, GRAPH.op_names[op]
-        elif module == "loss":
-            assert found.order.stage[op] == 1
-        elif GRAPH.micro_batches[op] < 0:
-            assert found.order.stage[op] == -1, part
-
-
-def test_a_device_may_have_several_stages() -> None:
-    schedule = planned(GRAPH, [(0,), (1,), (0,), (1,)])
-    found = torch_pipeline(schedule)
-    assert found.order.plan.replicas == ((0, 1, 0, 1),)
-    assert found.ranks == ((0, 1),)
+@pytest.mark.parametrize(
+    ("devices", "replicas"),
+    [
+        ([(0, 1), (2, 3)], ((0, 2), (1, 3))),
+        ([(0,), (1,), (0,), (1,)], ((0, 1, 0, 1),)),
+        ([(0,), (1,), (0,)], ((0, 1, 0),)),
+        ([(0,), (1,), (1,), (0,)], ((0, 1, 1, 0),)),  # neighbours stay apart
+    ],
+)
+def test_a_device_may_have_several_stages(
+    devices: list[tuple[int, ...]], replicas: tuple[tuple[int, ...], ...]
+) -> None:
+    found = torch_pipeline(planned(GRAPH, devices))
+    assert found.order.plan.replicas == replicas
     for op, module in enumerate(GRAPH.modules):
-        if module.isdigit() and GRAPH.micro_batches[op] >= 0:
-            assert found.order.stage[op] == int(module), GRAPH.op_names[op]
-    assert torch_pipeline(planned(GRAPH, [(0,), (1,), (0,)])).order.plan.replicas == ((0, 1, 0),)
-    apart = torch_pipeline(planned(GRAPH, [(0,), (1,), (1,), (0,)]))
-    assert apart.order.plan.replicas == ((0, 1, 1, 0),)  # neighbours stay apart
+        if GRAPH.micro_batches[op] < 0:
+            assert found.order.stage[op] == -1
+        elif module.isdigit() and len(devices) != 3:
+            assert found.order.stage[op] == int(module) * len(devices) // 4, GRAPH.op_names[op]
+        elif module == "loss":
+            assert found.order.stage[op] == len(devices) - 1
 
 
 def refused(schedule: Schedule, sentence: str) -> None:

@@ -10,12 +10,10 @@ from torch import nn
 
 from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
-from placeto.problem.graph import load_graph
 from tests.captures import Made
-from tests.command_line import fails, run
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
 from tests.formats.test_whole_layers import TRAINING, cut
-from tests.formats.torch_toys import WIDTH, captured, chain, planned, save_planned
+from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = captured(chain(8))
 PLANS = {
@@ -104,23 +102,3 @@ def test_modules_keep_their_names_if_the_model_itself_has_the_layers() -> None:
 def test_what_torchtitan_does_not_run_is_refused(devices: list[tuple[int, ...]], told: str) -> None:
     with pytest.raises(ExportError, match=told):
         torchtitan(planned(GRAPH, devices))
-
-
-@pytest.mark.usefixtures("net_file")
-def test_the_command_writes_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    step = ("net.py:net", "--cluster", "2xk80", "--micro-batches", "4", "--set", "layers=8")
-    assert run("capture", "net.py:net", "--micro-batches", "4", "--set", "layers=8", "-o", "net.json") == 0
-    save_planned(load_graph("net.json"), "2xk80", [(0,), (1,)], "placement.json")
-    capsys.readouterr()
-    export = ("--placement", "placement.json", "--format", "torchtitan", "-o", "out")
-    assert run("export", *step, *export) == 0
-    printed = capsys.readouterr()
-    assert "as torchtitan runs it, in whole chunks" in printed.out
-    assert "its modules have other names than in torchtitan" in printed.err
-    told = runpy.run_path("out/parallelism.py")
-    assert told["PARALLELISM"]["pipeline_parallel_microbatch_size"] == 4
-    assert told["TRAINING"] == {"local_batch_size": 16, "global_batch_size": 16}
-    inference = ("net.py:net", "--cluster", "2xk80", "--inference")
-    assert run("place", *inference, "--placer", "roundrobin", "-o", "placement.json") == 0
-    capsys.readouterr()
-    assert "no training step in micro-batches" in fails(capsys, "export", *inference, *export)

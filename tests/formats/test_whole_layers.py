@@ -13,7 +13,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.simulator.schedule import Schedule, simulate
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import captured, planned
 
 WORDS = 300
 
@@ -82,18 +82,6 @@ def test_a_layer_that_is_divided_goes_where_most_of_it_is() -> None:
         assert made.schedule.plan == make_plan(problem, ((0,), (1,)), (kept,))
         assert made.counts == (kept // 2, 3 - kept // 2)
         assert (made.moved > 0.0) == (border != kept)
-
-
-def test_what_comes_before_and_behind_the_layers_may_be_a_stage() -> None:
-    made = whole_layers(cut(TRAINING, [0, 1, 2], ["body.h.0", "norm"]), "the tool")
-    assert made.stages == ((0, 0), (0, 6), (6, 6))
-
-
-def test_replicas_and_turns() -> None:
-    made = whole_layers(planned(captured(chain(8)), [(0, 1), (2, 3), (0, 1), (2, 3)]), "the tool")
-    assert made.plan.replicas == ((0, 2, 0, 2), (1, 3, 1, 3))
-    assert made.ranks == ((0, 2), (1, 3))
-    assert made.counts == (2, 2, 2, 2)
 
 
 def test_what_has_no_list_of_layers_is_refused() -> None:

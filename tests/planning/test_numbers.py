@@ -108,12 +108,3 @@ def test_a_sequence_in_dimension_0_is_kept_whole() -> None:
         simulations=60,
     )
     assert (result.problem.graph.micro_batches < 0).all()
-
-
-def test_a_placement_keeps_the_order_that_was_chosen() -> None:
-    placed = placeto.place(
-        chain(), (meta(8192, 1024),), cluster="2xv100", loss=square, micro_batches=8, placer="pipeline"
-    )
-    if placed.order is None:
-        assert placed.problem.dispatch != "priority"
-    assert placed.schedule().makespan_us == placed.makespan_us

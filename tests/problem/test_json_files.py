@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from placeto.problem import json_files
 from placeto.problem.json_files import MOST_NESTED, read_bytes, read_json, write_json
-from tests.problem.test_files import limited
 
 
 class OwnError(ValueError):
@@ -92,14 +90,3 @@ def test_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "a.json").write_text("[1, 2, 3, 4]")
     with pytest.raises(OwnError, match=r"a\.json: more than 10 bytes, the most"):
         read_bytes(tmp_path / "a.json", OwnError)
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_what_can_not_be_written_leaves_the_old_file(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"kept{suffix}"
-    write_json([1], path)
-    with limited(1000), pytest.raises(OSError, match="large") as problem:  # as on a full disk
-        write_json([os.urandom(50).hex() for _ in range(100)], path)
-    assert problem.value.filename == str(path)
-    assert read_json(path, OwnError) == [1]
-    assert list(tmp_path.iterdir()) == [path]

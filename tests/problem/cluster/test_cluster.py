@@ -1,5 +1,4 @@
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,30 +84,13 @@ def test_a_topology_stands_in_place_of_the_matrices(tmp_path: Path) -> None:
     links = {"island": Link(48e9, 10.0), "host": Link(12e9), "network": Link(3e9, 50.0)}
     made = Cluster.from_topology("mine", cluster.devices, Topology(((2,), (1, 1)), **links))
     assert made.hash == cluster.hash
-    save_cluster(cluster, tmp_path / "again.json")
-    assert load_cluster(tmp_path / "again.json").hash == cluster.hash
-
-
-def test_pickles_with_read_only_arrays() -> None:
-    cluster = load_cluster("4xv100")
-    again = pickle.loads(pickle.dumps(cluster))
-    assert (again.name, again.hash) == (cluster.name, cluster.hash)
-    assert not again.bandwidth.flags.writeable
-    assert not again.latency_us.flags.writeable
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": "placeto.graph/1"}, '"format" must be "placeto.cluster/1"'),
-        ({"bandwith": 1}, "bandwith is unknown"),
-        ({"devices": []}, "devices must have at least 1 item"),
-        ({"devices": {}}, r"devices must be a list, not \{\}"),
         ({"devices": [DEVICE, DEVICE]}, "duplicate name 'gpu:0'"),
-        (second({"speed": 1}), r"devices\['b'\]\.speed is unknown"),
-        ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, r"devices\['b'\]\.memory_bandwidth is missing"),
-        ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, r"devices\[1\]\.name must be a string, not 7"),
-        (second({"flops": 0}), r"devices\['b'\]\.flops must be > 0 or an object"),
         (
             second({"flops": {"float32": 1e12, "fp16": 2e12}}),
             r"devices\['b'\]\.flops\.fp16 must be 'float64', .* or 'int8', not 'fp16'",
@@ -117,35 +99,14 @@ def test_pickles_with_read_only_arrays() -> None:
             second({"flops": {"float16": 2e12}}),
             r"devices\['b'\]\.flops must give the peak of float32",
         ),
-        (second({"flops": {"float32": -1}}), r"devices\['b'\]\.flops\.float32 must be > 0, not -1"),
-        (second({"memory": 1.5}), r"devices\['b'\]\.memory must be an integer, not 1\.5"),
-        (second({"overhead_us": -1}), r"devices\['b'\]\.overhead_us must be >= 0, not -1"),
-        ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
-        ({"bandwidth": "fast"}, "bandwidth must be a 2 x 2 matrix"),
-        ({"bandwidth": [[0, "a"], [1, 0]]}, r"bandwidth\[0\]\[1\] must be a number, not 'a'"),
+        ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [0, 0]]}, "bandwidth from 'gpu:1' to 'gpu:0' must be finite and > 0, not 0"),
-        ({"bandwidth": float("inf")}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"latency_us": [[0, -1], [1, 0]]}, "latency_us from 'gpu:0' to 'gpu:1' must be finite and >= 0, not -1"),
-        ({"latency_us": [[0, 1]]}, "latency_us must be a 2 x 2 matrix"),
-        ({"transfers": "multicast"}, "transfers must be 'unicast' or 'broadcast', not 'multicast'"),
-        ({"link": "bus"}, "link must be 'egress', 'pair' or 'free', not 'bus'"),
-        ({"link_gap_us": -1}, "link_gap_us must be >= 0, not -1"),
         ({"latency_us": float("nan")}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
-        ({"bandwidth": [[0, -1], [1, 0]]}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not -"),
-        ({"bandwidth": 0}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite and > 0, not 0"),
-        ({"bandwidth": True}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, True], [1, 0]]}, r"bandwidth\[0\]\[1\] must be a number, not True"),
-        ({"bandwidth": [[0, 10**400], [1, 0]]}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": 10**400}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
-        ({"bandwidth": [[0, 1], 1]}, "bandwidth must be a 2 x 2 matrix"),
-        ({"bandwidth": []}, "bandwidth must be a 2 x 2 matrix"),
-        ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, r"devices\[''\]\.name must have at least 1 character"),
-        ({"devices": [DEVICE, 7]}, r"devices\[1\] must be an object, not 7"),
-        ({"devices": [{**DEVICE, "count": 0}]}, r"devices\['gpu:0'\]\.count must be >= 1, not 0"),
-        ({"devices": [{**DEVICE, "count": 1.5}]}, r"devices\['gpu:0'\]\.count must be an integer, not 1\.5"),
         ({"devices": [{**DEVICE, "count": 10**9}]}, r"devices\['gpu:0'\]\.count must be <= 4096, not 1000000000"),
-        ({"topology": {}}, r"topology\.hosts is missing"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -170,30 +131,20 @@ def test_missing_bandwidth_and_broken_json(tmp_path: Path) -> None:
             {"devices": [{**DEVICE, "flops": {"float32": 15.7e12, "float16": 125}}]},
             r"'gpu:0': flops = 125 FLOP/s is implausible.* as in 15\.7e12",
         ),
-        (
-            {"devices": [{**DEVICE, "flops": 15.7}]},
-            r"'gpu:0': flops = 15\.7 FLOP/s is implausible.* as in 15\.7e12",
-        ),
-        ({"devices": [{**DEVICE, "memory": 16}]}, "device 'gpu:0': memory = 16 bytes is implausible.* as in 16e9"),
+        ({"devices": [{**DEVICE, "flops": 15.7}]}, r"'gpu:0': flops = 15\.7 FLOP/s is implausible"),
         ({"devices": [{**DEVICE, "memory_bandwidth": 900}]}, "memory_bandwidth = 900 bytes/s is implausible.*900e9"),
+        ({"devices": [{**DEVICE, "memory": 16}]}, "device 'gpu:0': memory = 16 bytes is implausible.* as in 16e9"),
         (
-            {"devices": [DEVICE, {**DEVICE, "name": "b"}], "bandwidth": 32},
-            "bandwidth = 32 bytes/s is implausible",
+            {"bandwidth": None, "topology": {"hosts": [[2]], "island": {"bandwidth": 48}}},
+            "bandwidth = 48 bytes/s is implausible",
         ),
         ({"bandwidth": [[0, 32e9], [32, 0]]}, r"mine\.json: bandwidth = 32 bytes/s is implausible"),
     ],
 )
 def test_missing_exponents_are_implausible(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    document = {"format": "placeto.cluster/1", "devices": DOCUMENT["devices"], "bandwidth": 12e9}
+    document = {"format": "placeto.cluster/1", "devices": DOCUMENT["devices"], "bandwidth": 12e9} | change
     with pytest.raises(ClusterError, match=message):
-        _load(tmp_path, document | change)
-
-
-def test_missing_exponents_in_a_topology_are_implausible(tmp_path: Path) -> None:
-    topology = {"hosts": [[2]], "island": {"bandwidth": 48}}
-    document = {"format": "placeto.cluster/1", "devices": [{**DEVICE, "count": 2}], "topology": topology}
-    with pytest.raises(ClusterError, match="bandwidth = 48 bytes/s is implausible"):
-        _load(tmp_path, document)
+        _load(tmp_path, {key: value for key, value in document.items() if value is not None})
 
 
 def test_devices_in_all_are_bounded(tmp_path: Path) -> None:
@@ -213,15 +164,9 @@ def test_devices_in_all_are_bounded(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"devices": ("gpu:0", "gpu:1")}, r"devices must all be of the class Device, not \('gpu:0', 'gpu:1'\)"),
-        ({"devices": ()}, "a cluster needs from one device"),
-        ({"name": 5}, "name must be a string, not 5"),
-        ({"bandwidth": np.ones(2)}, r"bandwidth must be a 2 x 2 matrix, one row per device, not \(2,\)"),
         ({"bandwidth": np.ones((3, 3))}, r"bandwidth must be a 2 x 2 matrix, one row per device, not \(3, 3\)"),
         ({"bandwidth": [[1.0], [1.0, 2.0]]}, "bandwidth must be a matrix of numbers"),
-        ({"latency_us": "slow"}, "latency_us must be a matrix of numbers"),
         ({"latency_us": np.full((2, 2), np.nan)}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
-        ({"link_gap_us": None}, "link_gap_us must be a number, not None"),
-        ({"transfers": ["unicast"]}, r"transfers must be 'unicast' or 'broadcast', not \['unicast'\]"),
     ],
 )
 def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: str) -> None:
@@ -282,7 +227,6 @@ def test_shared_links_of_a_file(tmp_path: Path) -> None:
             {"bandwidth": 25},
             r"shared link 'card': bandwidth = 25 bytes/s is implausible",
         ),
-        ({"to": "gpu:1"}, r"shared_links\['card'\]\.to must be a list, not 'gpu:1'"),
         ({"to": ["gpu:7"]}, r"shared_links\['card'\]: there is no device 'gpu:7', but gpu:0, gpu:1"),
         ({"too": []}, r"shared_links\['card'\]\.too is unknown"),
     ):
@@ -299,20 +243,3 @@ def test_a_peak_by_dtype(tmp_path: Path) -> None:
     assert [several.peak(dtype) for dtype in dtypes] == [15.7e12, 125e12, 125e12, 15.7e12, 15.7e12]
     assert {one.peak(dtype) for dtype in dtypes} == {9.5e12}, "one number holds for all dtypes, as it always did"
     assert len({several, one, replace(several, overhead_us=1.0)}) == 3
-    save_cluster(cluster, tmp_path / "again.json")
-    assert load_cluster(tmp_path / "again.json").hash == cluster.hash
-    assert pickle.loads(pickle.dumps(cluster)).hash == cluster.hash
-
-
-def test_a_price_is_kept_and_is_no_part_of_the_hash(tmp_path: Path) -> None:
-    free, priced = _load(tmp_path, DOCUMENT), _load(tmp_path, {**DOCUMENT, "price_per_hour": 6.12})
-    assert (free.price_per_hour, priced.price_per_hour) == (None, 6.12)
-    assert free.hash == priced.hash
-    save_cluster(priced, tmp_path / "again.json")
-    assert load_cluster(tmp_path / "again.json").price_per_hour == 6.12
-    assert pickle.loads(pickle.dumps(priced)).price_per_hour == 6.12
-    with pytest.raises(ClusterError, match="price_per_hour must be >= 0, not -1"):
-        _load(tmp_path, {**DOCUMENT, "price_per_hour": -1})
-    topology = {"hosts": [[2]], "island": {"bandwidth": 1e9}}
-    plain = {key: value for key, value in DOCUMENT.items() if key not in ("bandwidth", "latency_us")}
-    assert _load(tmp_path, {**plain, "topology": topology, "price_per_hour": 3}).price_per_hour == 3

@@ -8,14 +8,11 @@ from placeto.problem.cluster import CLUSTERS, load_cluster, save_cluster
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_presets_load_and_round_trip_to_the_bit(name: str, suffix: str, tmp_path: Path) -> None:
-    cluster, path = load_cluster(name), tmp_path / f"c{suffix}"
-    save_cluster(cluster, path)
-    again = load_cluster(path)
-    assert cluster.name == again.name == name
-    assert again.devices == cluster.devices
-    assert (again.transfers, again.link, again.link_gap_us) == (cluster.transfers, cluster.link, cluster.link_gap_us)
+def test_presets_load_and_round_trip_to_the_bit(name: str, tmp_path: Path) -> None:
+    cluster = load_cluster(name)
+    save_cluster(cluster, tmp_path / "c.json")
+    again = load_cluster(tmp_path / "c.json")
+    assert (again.name, again.hash) == (name, cluster.hash)
     np.testing.assert_array_equal(again.bandwidth, cluster.bandwidth)
     np.testing.assert_array_equal(again.latency_us, cluster.latency_us)
 

@@ -20,52 +20,43 @@ GRAPH = ComputationGraph.from_ops("three", OPS)
 
 
 @dataclass(frozen=True)
-class Constant:
-    """So many microseconds for every op."""
-
-    us: float
-
-    @property
-    def name(self) -> str:
-        return f"constant {self.us}"
-
-    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-        return np.full((graph.num_ops, cluster.num_devices), self.us)
-
-
-def test_what_is_measured_goes_before_any_model() -> None:
-    for costs, expected in ((ROOFLINE, [1.0, 10.0, 3.0]), (Constant(7.0), [7.0, 7.0, 3.0])):
-        problem = PlacementProblem(GRAPH, load_cluster("2xv100"), costs)
-        np.testing.assert_allclose(problem.op_time[:, 0], expected)
-        assert simulate(problem, np.zeros(3, np.int64)).makespan_us == pytest.approx(sum(expected) + 3 * 5.0)
-
-
-def test_costs_are_part_of_a_problems_identity() -> None:
-    cluster = load_cluster("2xv100")
-    problems = [PlacementProblem(GRAPH, cluster, costs) for costs in (ROOFLINE, Constant(7.0), Constant(8.0))]
-    assert len({problem.hash for problem in problems}) == 3
-    assert PlacementProblem(GRAPH, load_cluster("2xv100"), ROOFLINE).hash == problems[0].hash
-    assert PlacementProblem(GRAPH, load_cluster("2xp100"), ROOFLINE).hash != problems[0].hash
-    assert PlacementProblem(GRAPH, cluster).costs == EFFICIENCY
-    again = pickle.loads(pickle.dumps(problems[1]))
-    assert again.costs == Constant(7.0)
-    assert again.hash == problems[1].hash
-
-
-def test_times_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(GraphError, match="op 'a': its time on cluster '2xv100' must be 0, or from"):
-        PlacementProblem(GRAPH, load_cluster("2xv100"), Constant(float("nan")))
-
-
-@dataclass(frozen=True)
 class Given:
-    """A model that returns what it was given."""
+    """A model that returns what it was given, or so many microseconds for every op."""
 
     times: Any
     name: Any = "given"
 
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> Any:
+        if isinstance(self.times, float):
+            return np.full((graph.num_ops, cluster.num_devices), self.times)
         return self.times
+
+
+def test_what_is_measured_goes_before_any_model() -> None:
+    for costs, expected in ((ROOFLINE, [1.0, 10.0, 3.0]), (Given(7.0), [7.0, 7.0, 3.0])):
+        problem = PlacementProblem(GRAPH, load_cluster("2xv100"), costs)
+        np.testing.assert_allclose(problem.op_time[:, 0], expected)
+        assert simulate(problem, np.zeros(3, np.int64)).makespan_us == pytest.approx(sum(expected) + 3 * 5.0)
+    ops = [{"name": dtype, "flops": 156e6, "dtype": dtype} for dtype in ("float32", "tf32", "bfloat16")]
+    times = ROOFLINE.op_time_us(ComputationGraph.from_ops("g", ops), load_cluster("4xa100"))
+    np.testing.assert_allclose(times[:, 0], [8.0, 1.0, 0.5])  # the peak is that of the dtype
+
+
+def test_costs_are_part_of_a_problems_identity() -> None:
+    cluster = load_cluster("2xv100")
+    problems = [PlacementProblem(GRAPH, cluster, costs) for costs in (ROOFLINE, Given(7.0, "7"), Given(8.0, "8"))]
+    assert len({problem.hash for problem in problems}) == 3
+    assert PlacementProblem(GRAPH, load_cluster("2xv100"), ROOFLINE).hash == problems[0].hash
+    assert PlacementProblem(GRAPH, load_cluster("2xp100"), ROOFLINE).hash != problems[0].hash
+    assert PlacementProblem(GRAPH, cluster).costs == EFFICIENCY
+    again = pickle.loads(pickle.dumps(problems[1]))
+    assert again.costs == Given(7.0, "7")
+    assert again.hash == problems[1].hash
+
+
+def test_times_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(GraphError, match="op 'a': its time on cluster '2xv100' must be 0, or from"):
+        PlacementProblem(GRAPH, load_cluster("2xv100"), Given(float("nan")))
 
 
 @pytest.mark.parametrize(

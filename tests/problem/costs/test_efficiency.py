@@ -49,6 +49,7 @@ ADD = {"type": "aten.add", "bytes_accessed": 1e5}
 
 def test_time_in_closed_form() -> None:
     assert times(device("v100"), MM, ADD) == pytest.approx([100 / 0.5 + 7, 100 / 0.5 + 3])
+    assert times(device("v100", 5.0), MM, ADD) == pytest.approx([200 + 2, 200 + 0]), "the overhead is part of the fixed"
     memory_bound = {**MM, "bytes_accessed": 4e5}
     assert times(device("v100"), memory_bound) == pytest.approx([400 / 0.8 + 7])
     assert times(device("v100"), {"type": "aten.view"}) == [0.0], "what does nothing takes no time, fixed or not"
@@ -71,10 +72,6 @@ def test_a_convolution_with_channels_innermost_has_an_entry_of_its_own() -> None
     table = Efficiency({**table.entries, (*key[:2], "channels_last_convolution"): Factors(0.8, 1.0, 0.0)}, {}, 0.2, {})
     first = {**last, "kernel": ""}
     assert times(device("a"), last, first, costs=table) == pytest.approx([125.0, 200.0])
-
-
-def test_the_overhead_of_the_device_is_part_of_the_fixed_time() -> None:
-    assert times(device("v100", 5.0), MM, ADD) == pytest.approx([200 + 2, 200 + 0])
 
 
 def test_where_nothing_is_measured() -> None:
@@ -112,19 +109,15 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("op_type", "kernel", "kind"),
     [
-        ("aten.convolution", "", "convolution"),
         ("aten.convolution_backward", "", "convolution_backward"),
         ("aten.convolution", "grouped", "grouped_convolution"),
         ("aten.convolution_backward", "depthwise", "depthwise_convolution_backward"),
-        ("aten.convolution", "channels_last", "convolution"),
         ("aten.convolution_backward", "grouped_channels_last", "grouped_convolution_backward"),
         ("aten.mul", "dropout", "elementwise"),
         ("aten._safe_softmax", "", "softmax"),
-        ("aten.addmm", "", "matmul"),
         ("aten.baddbmm", "", "batched_matmul"),
         ("aten._scaled_dot_product_flash_attention_for_cpu_backward", "", "attention"),
         ("aten._cudnn_rnn_backward", "", "recurrent"),
-        ("aten._thnn_fused_lstm_cell", "", "recurrent"),
         ("graphs.lstm_cell", "", "elementwise"),
         ("aten.native_batch_norm_backward", "", "batch_norm_backward"),
         ("aten.native_layer_norm", "", "layer_norm"),
@@ -133,16 +126,12 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
         ("aten._adaptive_avg_pool2d", "", "avg_pool"),
         ("aten.embedding_dense_backward", "", "gather"),
         ("aten.threshold_backward", "", "elementwise"),
-        ("aten._to_copy", "", "elementwise"),
         ("aten._native_multi_head_attention", "", "matmul"),
         ("aten.addbmm", "", "matmul"),
         ("onnx.FusedGemm", "", "matmul"),
-        ("onnx.QGemm", "", "matmul"),
         ("onnx.MatMulNBits", "", "matmul"),
         ("onnx.DynamicQuantizeMatMul", "", "matmul"),
-        ("onnx.DeformConv", "", "convolution"),
         ("onnx.MultiHeadAttention", "", "attention"),
-        ("onnx.GroupQueryAttention", "", "attention"),
         ("onnx.DynamicQuantizeLSTM", "", "recurrent"),
         ("onnx.SkipSimplifiedLayerNormalization", "", "layer_norm"),
         ("onnx.LogSoftmax", "", "softmax"),
@@ -155,21 +144,16 @@ def test_kinds_of_ops(op_type: str, kernel: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "op_type", ["aten.", "onnx.", "aten.a b", "aten.a-b", "aten._backward", "aten.\x1b", f"aten.{'_native' * 14_000}-"]
+    "op_type",
+    ["aten.", "onnx.", "aten.a b", "aten.a-b", "aten._backward", "aten.\x1b"]
+    + [f"aten.{word * 14_000}-" for word in ("_native", "native_", "attention", "_", "batchnorm", "softmax", "index")],
+    ids=lambda op_type: op_type[:20],
 )
-def test_types_that_are_no_words_are_unknown(op_type: str) -> None:
+def test_types_that_are_no_words_are_unknown_at_once(op_type: str) -> None:
     begin = time.process_time()
     assert op_kind(op_type) == ""
     assert times(V100, {"type": op_type, "flops": 1e9})[0] > 0
     assert time.process_time() - begin < 2
-
-
-@pytest.mark.parametrize("word", ["_native", "native_", "cudnn", "attention", "_", "batchnorm", "softmax", "index"])
-def test_no_type_takes_long(word: str) -> None:
-    begin = time.process_time()
-    for length in (8, 16, 24, 180 // len(word)):
-        op_kind(f"aten.{word * length}-")
-    assert time.process_time() - begin < 1
 
 
 def test_the_table_of_the_package() -> None:
@@ -210,15 +194,6 @@ def test_tf32_is_float32_where_a_device_has_none(kind: str) -> None:
     for board in (P100, V100, T4):
         assert times(board, {**op, "dtype": "tf32"}, costs=EFFICIENCY) == times(board, op, costs=EFFICIENCY)
     assert times(A100, {**op, "dtype": "tf32"}, costs=EFFICIENCY) < times(A100, op, costs=EFFICIENCY)
-
-
-def test_depthwise_convolutions_are_far_from_the_roofline() -> None:
-    ops = [
-        {"type": f"aten.convolution{way}", "bytes_accessed": 9e8, "flops": 1e9, "kernel": "depthwise"}
-        for way in ("", "_backward")
-    ]
-    forward, backward = times(V100, *ops, costs=EFFICIENCY)
-    assert 2e3 < forward < backward, "a V100 could move the bytes in 1,000 us"
 
 
 BOARD = Device("new", "new", {"float32": 1e12, "tf32": 4e12, "float16": 8e12}, 1e9, 10**9)  # with tensor cores
@@ -318,15 +293,9 @@ def _entry(**change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (_entry(compute=-0.1), r"entries\[0\].compute must be > 0, not -0.1"),
-        (_entry(memory=0), r"entries\[0\].memory must be > 0, not 0"),
-        (_entry(fixed_us=-1), r"entries\[0\].fixed_us must be >= 0, not -1"),
         (_entry(dtype="half"), r"entries\[0\].dtype must be 'float64', .* or '\*', not 'half'"),
-        (_entry(slope="steep"), r"entries\[0\].slope must be a number, not 'steep'"),
-        (_entry(slope=3), r"entries\[0\].slope must be <= 1, not 3"),
         (_entry(ratios=[2.0, 1.0]), r"entries\[0\].ratios must be \[smallest, largest\], not \[2.0, 1.0\]"),
         ({**DOCUMENT, "entries": DOCUMENT["entries"] * 2}, "entries: there are two of 'v100', '\\*', 'matmul'"),
-        ({**DOCUMENT, "constant": -0.6}, "constant must be > 0, not -0.6"),
         ({key: DOCUMENT[key] for key in ("format", "entries")}, "constant is missing"),
     ],
 )

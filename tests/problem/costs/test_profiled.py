@@ -67,33 +67,14 @@ def test_the_name_changes_with_all_that_decides_times_only() -> None:
     assert replace(COSTS, machine="another", steps=(), ops=COSTS.ops[::-1]).name == COSTS.name
 
 
-def test_files_keep_everything(tmp_path: Path) -> None:
-    for name in ("costs.json", "costs.json.gz"):
-        save_profiled(COSTS, tmp_path / name)
-        loaded = load_profiled(tmp_path / name)
-        assert (loaded.ops, loaded.fits, loaded.machine) == (COSTS.ops, COSTS.fits, COSTS.machine)
-        assert (loaded.name, loaded.steps) == (COSTS.name, COSTS.steps)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"format": "placeto.graph/1"}, 'not a file of costs: "format" must be "placeto.costs/1"'),
         ({"torch": "1.13.0"}, "measured under torch '1.13.0', this is"),
-        ({"torch": "2.0.1"}, ": measure again, with"),
-        ({"torch": 2}, "torch must be a string, not 2"),
         ({"fits": {"cpu": {"mm": {"fixed_us": 1, "us_per_flop": 0, "us_per_byte": 0}}}}, "fits['cpu']: '*', the fit"),
-        (
-            {"fits": {"cpu": {"*": {"fixed_us": -1, "us_per_flop": 0, "us_per_byte": 0}}}},
-            "fits.cpu['*'].fixed_us must be >= 0",
-        ),
-        ({"fits": {"cpu": {"*": 3}}}, "fits.cpu['*'] must be an object"),
         ({"fits": {"gpu": {"*": {"fixed_us": 1, "us_per_flop": 0, "us_per_byte": 0}}}}, "time_us['cpu'] has no fits["),
-        ({"ops": [{"signature": "x"}]}, "ops[0].type is missing"),
-        ({"ops": [3]}, "ops[0] must be an object"),
         ({"ops": 3}, "ops must be a list, not 3"),
-        ({"steps": [{}]}, "steps[0].name is missing"),
-        ({"more": 1}, "more is unknown"),
     ],
 )
 def test_bad_files_are_one_line_each(change: dict, says: str, tmp_path: Path) -> None:

@@ -51,13 +51,6 @@ def test_arrays_of_a_diamond() -> None:
     assert graph.topological_order.tolist() == [0, 1, 2, 3]
 
 
-def test_arrays_are_read_only() -> None:
-    graph = ComputationGraph.from_ops("diamond", DIAMOND)
-    for array in (graph.flops, graph.edge_src, graph.time_us["k80"], graph.topological_order):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
-
-
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), num_ops=st.integers(1, 60))
 def test_topological_order_puts_producers_first(seed: int, num_ops: int) -> None:
@@ -75,45 +68,10 @@ def test_records_round_trip(seed: int, num_ops: int) -> None:
     assert ComputationGraph.from_ops("other name", graph.to_ops(), graph.mode).hash == graph.hash
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_files_round_trip(tmp_path: Path, suffix: str) -> None:
-    graph, path = ComputationGraph.from_ops("diamond", DIAMOND, "inference"), tmp_path / f"d{suffix}"
-    save_graph(graph, path)
-    loaded = load_graph(path)
-    assert (loaded.name, loaded.mode, loaded.hash) == ("diamond", "inference", graph.hash)
-    save_graph(loaded, tmp_path / f"again{suffix}")
-    assert (tmp_path / f"again{suffix}").read_bytes() == path.read_bytes()
-
-
 def test_name_defaults_to_the_file_s(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"format": "placeto.graph/1", "ops": [{"name": "a"}]}).encode()))
     assert load_graph(path).name == "tiny"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"flops": 3e9},
-        {"bytes_accessed": 1.0},
-        {"param_bytes": 1},
-        {"outputs": [40, 9]},
-        {"colocation": "h"},
-        {"module": "m"},
-        {"type": "add"},
-        {"dtype": "bfloat16"},
-        {"kernel": "depthwise"},
-        {"time_us": {"k80": 1.0}},
-        {"name": "summit"},
-    ],
-)
-def test_hash_sees_every_field(change: dict[str, Any]) -> None:
-    ops = _changed(0, **change)
-    if "name" in change:
-        ops = json.loads(json.dumps(ops).replace('["top"', '["summit"'))
-    plain = ComputationGraph.from_ops("diamond", DIAMOND)
-    assert ComputationGraph.from_ops("diamond", ops).hash != plain.hash
-    assert ComputationGraph.from_ops("diamond", DIAMOND, "inference").hash != plain.hash
 
 
 def test_to_networkx() -> None:
@@ -133,43 +91,15 @@ def test_to_networkx() -> None:
     ("ops", "message"),
     [
         ([], "the graph is empty"),
-        (_changed(0, inputs=[["bottom", 0]]), "op 'top': input 'bottom' has 0 outputs, there is no output 0"),
         (_changed(1, inputs=[["bottm", 0]]), "op 'left': input 'bottm' is no op of the graph"),
         (_changed(1, inputs=[["top", 2]]), "op 'left': input 'top' has 2 outputs, there is no output 2"),
-        (
-            _changed(1, inputs=[["top", -1]]),
-            r"ops\['left'\]\.inputs\[0\]\[1\] must be >= 0, not -1",
-        ),
-        (_changed(1, inputs=["top"]), r"ops\['left'\]\.inputs\[0\] must be a list"),
         (_changed(1, name="top"), "op 'top': duplicate name"),
-        (_changed(2, flops=float("nan")), r"ops\['right'\]\.flops must be a finite number, not nan"),
         (
             _changed(2, dtype="fp16"),
             r"ops\['right'\]\.dtype must be 'float64', .* or 'int8', not 'fp16'",
         ),
-        (_changed(2, bytes_accessed=-1), r"ops\['right'\]\.bytes_accessed must be >= 0, not -1"),
-        (_changed(2, param_bytes=1.5), r"ops\['right'\]\.param_bytes must be an integer, not 1\.5"),
-        (_changed(2, outputs=[-4]), r"ops\['right'\]\.outputs\[0\] must be >= 0, not -4"),
-        (_changed(2, time_us={"k80": -1.0}), r"ops\['right'\]\.time_us\.k80 must be >= 0, not -1\.0"),
         (_changed(2, flop=1), r"ops\['right'\]\.flop is unknown"),
-        ([{"type": "mm"}], r"ops\[0\]\.name is missing"),
-        ([7], r"ops\[0\] must be an object, not 7"),
-        (_changed(2, time_us=3), r"ops\['right'\]\.time_us must be an object, not 3"),
-        (
-            _changed(2, time_us={"\ud800": 1}),
-            r"ops\['right'\]\.time_us must be a string without halves of surrogate pairs",
-        ),
-        (_changed(2, inputs=[[["top"], 0]]), r"ops\['right'\]\.inputs\[0\]\[0\] must be a string, not \['top'\]"),
-        (
-            _changed(2, inputs=[["top", 10**30]]),
-            r"ops\['right'\]\.inputs\[0\]\[1\] must be <= 9223372036854775807, not 1000000000000000000000000000000",
-        ),
-        (_changed(2, flops=10**400), r"ops\['right'\]\.flops must be a finite number, not inf"),
-        (_changed(2, outputs={"a": 1}), r"ops\['right'\]\.outputs must be a list, not \{'a': 1\}"),
         (_changed(2, colocation={"a": 1}), r"ops\['right'\]\.colocation must be a string or an integer"),
-        (_changed(2, colocation=10**30), r"ops\['right'\]\.colocation must be a string or <= 9223372036854775807"),
-        (_changed(2, type=5), r"ops\['right'\]\.type must be a string, not 5"),
-        (_changed(2, type="x" * 600_000, outputs=3), r"ops\['right'\]\.outputs must be a list, not 3"),
         (_changed(2, name="\x1b[31m", outputs=3), r"ops\['\\x1b\[31m'\]\.outputs must be a list, not 3"),
     ],
 )
@@ -198,51 +128,6 @@ def test_cycles_name_an_op_on_the_cycle() -> None:
         ComputationGraph.from_ops("cyclic", [{"name": "self", "outputs": [1], "inputs": [["self", 0]]}])
 
 
-def test_bad_mode_is_refused() -> None:
-    with pytest.raises(GraphError, match="mode must be one of training, inference, not 'eval'"):
-        ComputationGraph.from_ops("diamond", DIAMOND, "eval")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", '"format" must be "placeto.graph/1"'),
-        ('{"format": "placeto.cluster/1"}', '"format" must be'),
-        ('{"format": "placeto.graph/1"}', "ops is missing"),
-        ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "opps is unknown"),
-        (
-            '{"format": "placeto.graph/1", "ops": [{"name": "a", "flops": NaN}]}',
-            r"ops\['a'\]\.flops must be a finite number, not nan",
-        ),
-    ],
-)
-def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(text)
-    with pytest.raises(GraphError, match=message) as refusal:
-        load_graph(path)
-    assert str(refusal.value).startswith(f"{path}: ")
-
-
-def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bad.json.gz"
-    path.write_bytes(b"no gzip")
-    with pytest.raises(GraphError, match=r"bad\.json\.gz: not a whole gzip file"):
-        load_graph(path)
-
-
-def test_deep_nesting_and_long_integers_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(GraphError, match=r"bad\.json: lists and objects are nested more than 32 deep"):
-        load_graph(path)
-    for digits in (400, 5000):
-        path.write_text(f'{{"format": "placeto.graph/1", "ops": [{{"name": "a", "flops": {"9" * digits}}}]}}')
-        with pytest.raises(GraphError, match=r"ops\['a'\]\.flops must be a finite number, not inf"):
-            load_graph(path)
-
-
 def test_colocation_groups_may_be_numbers() -> None:
     ops = [{"name": name, "colocation": group} for name, group in (("a", 7), ("b", "7"), ("c", 8), ("d", None))]
     assert ComputationGraph.from_ops("g", ops).colocation.tolist() == [0, 0, 1, -1]
@@ -255,35 +140,18 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
     ("change", "message"),
     [
         ({"output_ptr": ARRAYS.output_ptr + 5}, "output_ptr must rise from 0 to the 4 outputs"),
-        ({"output_ptr": ARRAYS.output_ptr[::-1].copy()}, "output_ptr must rise from 0 to the 4 outputs"),
         ({"output_ptr": np.array([0, 3, 2, 4, 4])}, "output_ptr must rise from 0 to the 4 outputs"),
-        ({"output_ptr": ARRAYS.output_ptr[1:]}, "output_ptr must be an array of 5 int64, not int64 of shape"),
-        ({"output_ptr": None}, "output_ptr must be an array of 5 int64, not None"),
-        ({"output_bytes": ARRAYS.output_bytes[:-1]}, "output_ptr must rise from 0 to the 3 outputs"),
         ({"output_bytes": -ARRAYS.output_bytes}, "op 'top': an output must be bytes >= 0, not -40"),
-        ({"output_bytes": ARRAYS.output_bytes.astype(np.int32)}, "output_bytes must be an array of 4 int64, not int32"),
         ({"edge_src": ARRAYS.edge_src + 4}, r"edge 4 -> 1: dangling, the graph has ops 0\.\.3"),
-        ({"edge_src": ARRAYS.edge_src - 1}, "edge -1 -> 1: dangling"),
         ({"edge_dst": ARRAYS.edge_dst[::-1].copy()}, "edges must be grouped by consumer"),
-        ({"edge_dst": ARRAYS.edge_dst[:-1]}, "edge_dst must be an array of 5 int64"),
-        ({"edge_output": ARRAYS.edge_output + 1}, "op 'left': input 'top' has 2 outputs|op 'right': input 'top' has 2"),
         ({"edge_output": ARRAYS.edge_output - 1}, "op 'left': input 'top' has 2 outputs, there is no output -1"),
-        ({"edge_output": ARRAYS.edge_output.astype(float)}, "edge_output must be an array of 5 int64, not float64"),
         ({"flops": np.full(4, np.nan)}, "op 'top': flops must be a finite number >= 0, not nan"),
-        ({"flops": [1.0] * 4}, r"flops must be an array of 4 float64, not \[1\.0"),
-        ({"flops": np.ones((4, 1))}, r"flops must be an array of 4 float64, not float64 of shape \(4, 1\)"),
         ({"param_bytes": ARRAYS.param_bytes - 1}, "op 'left': param_bytes must be a finite number >= 0, not -1"),
         ({"colocation": np.full(4, 2**62)}, "op 'top': colocation must be -1 or a group from 0 to 3"),
-        ({"colocation": np.full(4, -2)}, "op 'top': colocation must be -1 or a group from 0 to 3"),
         ({"time_us": {"k80": np.ones(3)}}, r"time_us\['k80'\] must be an array of 4 float64"),
-        ({"time_us": {"k80": np.full(4, np.inf)}}, r"op 'top': time_us\['k80'\] must be a finite number >= 0"),
         ({"time_us": {7: np.ones(4)}}, "a kind of device in time_us must be a string, not 7"),
         ({"time_us": [1.0]}, "time_us must be a mapping"),
         ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 values, one for each op"),
-        ({"op_names": None}, "op_names must be a tuple of 1 values"),
-        ({"op_names": ("a", "b", "c", 4)}, r"op_names\[3\] must be a string, not 4"),
-        ({"op_types": ("a",)}, "op_types must be a tuple of 4 values"),
-        ({"dtypes": ("float32",)}, "dtypes must be a tuple of 4 values"),
         (
             {"dtypes": ("float32",) * 3 + ("half",)},
             r"dtypes\.bottom must be 'float64', .* or 'int8', not 'half'",
@@ -292,9 +160,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
             {"kernels": ("deep",) * 4},
             r"kernels\.top must be '', 'grouped', .* or 'dropout', not 'deep'",
         ),
-        ({"modules": ["a"] * 4}, "modules must be a tuple of 4 values"),
         ({"modules": ("", "", "", 4)}, r"modules\.bottom must be a string, not 4"),
-        ({"name": 5}, "the name of the graph must be a string, not 5"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
     ],
 )

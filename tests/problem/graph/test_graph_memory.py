@@ -1,14 +1,12 @@
 """Optional memory fields of graphs: which outputs are resident, which parameters are trained."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -38,15 +36,11 @@ def test_without_the_fields_graphs_are_what_they_were() -> None:
     assert graph(w={"type": "weight"}).resident_outputs.tolist() == [False] * 5
 
 
-def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
+def test_fields_are_part_of_the_hash() -> None:
     changes: dict[str, Any] = {"norm": {"trained_bytes": 0}, "grad": {"resident_outputs": [1]}}
     changed = graph(**changes)
     assert changed.trained_bytes.tolist() == [100, 0, 0]
     assert changed.resident_outputs.tolist() == [True, False, False, False, True]
-    save_graph(changed, tmp_path / "g.json")
-    again = load_graph(tmp_path / "g.json")
-    assert again.hash == changed.hash
-    assert again.trained_bytes.tolist() == [100, 0, 0]
     hashes = {graph().hash, changed.hash, *(graph(**{name: fields}).hash for name, fields in changes.items())}
     assert len(hashes) == 4
     live = graph(w={"resident_outputs": []})  # a parameter's op whose output is a copy
@@ -54,11 +48,9 @@ def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
     assert not ComputationGraph.from_ops("g", live.to_ops()).resident_outputs.any()
 
 
-def test_what_is_held_is_kept_in_files_and_no_part_of_the_hash_but_of_the_problems(tmp_path: Path) -> None:
+def test_what_is_held_is_no_part_of_the_hash_but_of_the_problems() -> None:
     held = graph(w={"held": [["norm", 0]]}, norm={"held": [["grad", 1]]})
     assert held.held_until.tolist() == [1, -1, 2, -1, -1]
-    save_graph(held, tmp_path / "g.json")
-    assert load_graph(tmp_path / "g.json").held_until.tolist() == held.held_until.tolist()
     assert held.hash == graph().hash
     cluster = load_cluster("2xv100")
     assert PlacementProblem(held, cluster).hash != PlacementProblem(graph(), cluster).hash
@@ -82,26 +74,15 @@ def test_a_tensor_is_there_until_the_op_ends_that_it_is_held_for_on_its_device()
     ("mode", "op", "fields", "message"),
     [
         ("training", "w", {"held": [["nobody", 0]]}, "'w': held must be"),
-        ("training", "w", {"held": [["norm", 1]]}, "'w': held must be"),
         ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
-        ("training", "w", {"trained_bytes": -1}, r"ops\['w'\]\.trained_bytes must be >= 0, not -1"),
-        ("training", "w", {"state_bytes": -1}, r"ops\['w'\]\.state_bytes must be >= 0, not -1"),
         (
             "training",
             "grad",
             {"state_bytes": 1},
             "'grad': state_bytes must be 0, as the op has no parameter that is tr",
         ),
-        ("inference", "w", {"state_bytes": 1}, "'w': state_bytes must be 0"),
         ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
-        (
-            "training",
-            "grad",
-            {"resident_outputs": [True]},
-            r"ops\['grad'\]\.resident_outputs\[0\] must be an integer, not True",
-        ),
-        ("training", "grad", {"resident_outputs": 1}, r"ops\['grad'\]\.resident_outputs must be a list, not 1"),
     ],
 )
 def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], message: str) -> None:
@@ -109,31 +90,13 @@ def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], me
         graph(mode, **{op: fields})
 
 
-def test_wrong_arrays_are_refused() -> None:
-    with pytest.raises(GraphError, match="resident_outputs must be an array of 5 bool"):
-        replace(graph(), resident_outputs=np.zeros(4, bool))
-    with pytest.raises(GraphError, match="trained_bytes must be an array of 3 int64"):
-        replace(graph(), trained_bytes=np.zeros(3))
-    with pytest.raises(GraphError, match="state_bytes must be an array of 3 int64"):
-        replace(graph(), state_bytes=np.zeros(2, np.int64))
-    with pytest.raises(GraphError, match="'norm': state_bytes must be at least 0, not -1"):
-        replace(graph(), state_bytes=np.array([0, -1, 0]))
-
-
 @pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 1), ("momentum", 2), ("adam", 3), ("adamw", 3)])
-def test_optimizers_differ_by_their_state(tmp_path: Path, optimizer: str, tensors: int) -> None:
+def test_optimizers_differ_by_their_state(optimizer: str, tensors: int) -> None:
     frozen = graph(norm={"trained_bytes": 0})
     changed = with_optimizer(frozen, optimizer)
     problem = PlacementProblem(changed, load_cluster("2xv100"))
     assert problem.resident_bytes.tolist() == [100 + tensors * 100, 8, 0], "a frozen parameter has no state"
     assert (changed.hash == frozen.hash) == (tensors == 3), "Adam's is what was always counted"
-    save_graph(changed, tmp_path / "g.json")
-    assert load_graph(tmp_path / "g.json").hash == changed.hash
-
-
-def test_unknown_optimizers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"optimizer must be one of sgd, momentum, .*, adamw, not 'adamm'"):
-        with_optimizer(graph(), "adamm")
 
 
 def test_resident_outputs_cost_nothing_where_they_are_made_and_their_copies_do() -> None:

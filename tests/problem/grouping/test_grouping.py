@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -70,15 +71,15 @@ def recurrent(steps: int) -> list[dict]:
     return ops
 
 
-def test_without_modules_every_op_stands_for_itself() -> None:
-    graph = problem(chain(50))
-    assert group_ops(graph).num_groups == 50
-    assert group_ops(graph).group.tolist() == list(range(50))
-
-
 def test_too_many_ops_are_contracted_along_edges_and_evenly() -> None:
+    assert group_ops(problem(chain(50))).group.tolist() == list(range(50))
+    with pytest.raises(ValueError, match="max_groups"):
+        group_ops(problem(chain(4)), 0)
     graph = problem(chain(200))
     result = group_ops(graph, 20)
+    assert expand(result, np.arange(20)).tolist() == result.group.tolist()
+    with pytest.raises(ValueError, match="20 groups"):
+        expand(result, np.array([1]))
     assert result.num_groups == 20
     assert np.all(np.diff(result.group) >= 0)  # contiguous parts of the chain
     assert np.bincount(result.group).max() <= 20
@@ -175,92 +176,55 @@ def test_gradients_of_a_shared_weight_stand_apart_but_their_last_sum_is_with_the
     assert not together(result, graph.graph, "cell/mm", "cell/grad/mm")
 
 
-def test_sets_name_several_groups_and_cover_modules() -> None:
-    graph = problem(recurrent(12))
-    result = group_ops(graph)
-    assert result.sets
-    for members in result.sets:
-        assert 2 <= len(members) < result.num_groups
-        assert len(set(members.tolist())) == len(members)
-        assert members.max() < result.num_groups
-
-
-def test_groups_are_numbered_in_topological_order() -> None:
-    graph = problem(recurrent(4))
+@pytest.mark.parametrize("steps", [4, 12])
+def test_groups_are_numbered_in_topological_order_and_sets_name_several(steps: int) -> None:
+    graph = problem(recurrent(steps))
     result = group_ops(graph)
     position = np.argsort(graph.graph.topological_order)
     first = [position[result.group == group].min() for group in range(result.num_groups)]
     assert first == sorted(first)
+    assert result.sets
+    for members in result.sets:
+        assert 2 <= len(set(members.tolist())) == len(members) < result.num_groups > members.max()
+    assert np.array_equal(group_ops(problem(recurrent(steps))).group, result.group)
+    assert group_ops(graph) is result
 
 
-def test_same_every_time_and_cached() -> None:
-    one, other = problem(recurrent(9)), problem(recurrent(9))
-    assert np.array_equal(group_ops(one).group, group_ops(other).group)
-    assert group_ops(one) is group_ops(one)
+def assert_within(parts: Groups, groups: Groups, name_sets: bool = True) -> None:
+    """Each part is in one group, and the parts of a group are a set."""
+    assert np.unique(np.stack([groups.group, parts.group]), axis=1).shape[1] == parts.num_groups
+    for group in range(groups.num_groups if name_sets else 0):
+        members = np.unique(parts.group[groups.group == group])
+        assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
 
 
-def test_expand() -> None:
-    result = group_ops(problem(chain(4)), 2)
-    assert expand(result, np.array([1, 0])).tolist() == [1, 1, 0, 0]
-    with pytest.raises(ValueError, match="2 groups"):
-        expand(result, np.array([1]))
+@pytest.mark.parametrize("cluster", ["2xv100", "8xh100"])
+def test_joined_groups_are_unions_of_groups(cluster: str) -> None:
+    problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
+    groups = group_ops(problem)
+    for most in (groups.num_groups, groups.num_groups // 2, 4):
+        joined = join_groups(problem, groups, most)
+        assert len(np.unique(joined.group)) == joined.num_groups <= most
+        assert_within(groups, joined, name_sets=False)
+        assert join_groups(problem, groups, most) is joined
+    np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
+    for join in (join_groups, split_groups):
+        with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
+            join(problem, groups, 0)
 
 
-def test_max_groups_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_groups"):
-        group_ops(problem(chain(4)), 0)
-
-
-@pytest.mark.slow
-def test_time_grows_as_the_number_of_ops() -> None:
-    def grouping(steps: int) -> Callable[[], object]:
-        graph = problem(recurrent(steps))
-        graph.op_time  # noqa: B018 - not what is timed
-        assert group_ops(graph).num_groups <= 200
-        return lambda: group_ops(graph)
-
-    assert_in_proportion(grouping, 8_000)
-
-
-def test_joined_groups_are_unions_of_groups() -> None:
-    for cluster in ("2xv100", "8xh100"):
-        problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
-        groups = group_ops(problem)
-        for most in (groups.num_groups, groups.num_groups // 2, 4):
-            joined = join_groups(problem, groups, most)
-            assert joined.num_groups <= most
-            pairs = np.unique(np.stack([groups.group, joined.group]), axis=1)
-            assert pairs.shape[1] == groups.num_groups, "each group is in one joined group"
-            assert len(np.unique(pairs[1])) == joined.num_groups
-            assert join_groups(problem, groups, most) is joined
-        np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
-    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
-        join_groups(problem, groups, 0)
-
-
-@pytest.mark.parametrize("name", ["random", "recurrent"])
-def test_parts_are_within_groups_and_as_many_as_asked(name: str) -> None:
-    if name == "random":
-        graph, coarse = PlacementProblem(random_graph(0, 120), load_cluster("4xv100")), 20
-    else:
-        graph, coarse = problem(recurrent(40)), 60
+@pytest.mark.parametrize(("ops", "coarse"), [(random_graph(0, 120).to_ops(), 20), (recurrent(40), 60)])
+def test_parts_are_within_groups_and_as_many_as_asked(ops: list[dict], coarse: int) -> None:
+    graph = problem(ops, "4xv100")
     groups = group_ops(graph, coarse)
     finest = split_groups(graph, groups, 10**6)
     for most in (groups.num_groups, 2 * groups.num_groups, 10**6):
         parts = split_groups(graph, groups, most)
-        assert groups.num_groups <= parts.num_groups <= finest.num_groups
-        if most > groups.num_groups:
-            assert parts.num_groups == min(most, finest.num_groups)
-        pairs = np.unique(np.stack([groups.group, parts.group]), axis=1)
-        assert pairs.shape[1] == parts.num_groups, "each part is in one group"
-        for group in range(groups.num_groups):
-            members = np.unique(parts.group[groups.group == group])
-            assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
+        assert parts.num_groups == min(most, finest.num_groups) or parts.num_groups >= groups.num_groups == most
+        assert_within(parts, groups)
         assert split_groups(graph, groups, most) is parts
         assert parts.group[parts.first_op].tolist() == list(range(parts.num_groups))
     assert finest.num_groups > 2 * groups.num_groups
-    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
-        split_groups(graph, groups, 0)
 
 
 def test_groups_are_cut_where_a_placement_does() -> None:
@@ -275,9 +239,7 @@ def test_groups_are_cut_where_a_placement_does() -> None:
     np.testing.assert_array_equal(placement[cut.first_op][cut.group], placement)
     pairs = np.unique(np.stack([groups.group, placement]), axis=1)
     assert groups.num_groups < cut.num_groups == pairs.shape[1], "no finer than the placement"
-    for group in range(groups.num_groups):
-        members = np.unique(cut.group[groups.group == group])
-        assert len(members) < 2 or any(np.array_equal(members, each) for each in cut.sets)
+    assert_within(cut, groups)
 
 
 def test_edges_of_no_bytes_tie_nothing_together() -> None:
@@ -304,37 +266,40 @@ def test_calls_may_be_numbered_beyond_an_int64() -> None:
     assert group_ops(problem(ops)).num_groups == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("centre_first", [True, False])
-def test_time_to_group_a_star_grows_as_its_leaves(centre_first: bool) -> None:
+def star(count: int, centre_first: bool) -> list[dict]:
     """Where the centre is the last op of all and its leaves get lighter, 5,000 leaves took a minute."""
+    leaves = [{"name": f"o{i}", "time_us": {"*": float(count - i)}, "outputs": [8]} for i in range(count)]
+    centre = {"name": "centre", "time_us": {"*": 1.0}, "outputs": [8]}
+    if centre_first:
+        return [centre, *(leaf | {"inputs": [["centre", 0]]} for leaf in leaves)]
+    return [*leaves, centre | {"inputs": [[leaf["name"], 0] for leaf in leaves]}]
 
-    def grouping(count: int) -> Callable[[], object]:
-        leaves = [{"name": f"o{i}", "time_us": {"*": float(count - i)}, "outputs": [8]} for i in range(count)]
-        centre = {"name": "centre", "time_us": {"*": 1.0}, "outputs": [8]}
-        if centre_first:
-            ops = [centre, *(leaf | {"inputs": [["centre", 0]]} for leaf in leaves)]
-        else:
-            ops = [*leaves, centre | {"inputs": [[leaf["name"], 0] for leaf in leaves]}]
-        problem = PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("4xv100"))
-        assert np.unique(group_ops(problem).group).tolist() == list(range(200))
-        return lambda: group_ops(problem)
 
-    assert_in_proportion(grouping, 8000)
+def star_with_gradients(count: int) -> list[dict]:
+    """What reads the centre in the backward pass was compared with all leaves: 50,000 took a minute."""
+    op = {"module": "m", "outputs": [8], "time_us": {"*": 100.0}}
+    ops = [{"name": "centre", **op}, *({"name": f"o{i}", "inputs": [["centre", 0]], **op} for i in range(count))]
+    ops += [{"name": "loss", "inputs": [[each["name"], 0] for each in ops[1:]], **op}]
+    return ops + [
+        {"name": f"b{i}", "inputs": [["loss", 0], ["centre", 0]], "pass": "backward", **op} for i in range(count)
+    ]
+
+
+LARGE: dict[str, Callable[[int], list[dict]]] = {
+    "recurrent": recurrent,
+    "star": partial(star, centre_first=True),
+    "star with its centre last": partial(star, centre_first=False),
+    "star with gradients": star_with_gradients,
+}
 
 
 @pytest.mark.slow
-def test_time_to_group_a_star_with_gradients_grows_as_its_leaves() -> None:
-    """What reads the centre in the backward pass was compared with all leaves: 50,000 took a minute."""
-
+@pytest.mark.parametrize("name", LARGE)
+def test_time_grows_as_the_number_of_ops(name: str) -> None:
     def grouping(count: int) -> Callable[[], object]:
-        of = {"module": "m", "outputs": [8], "time_us": {"*": 100.0}}
-        ops = [{"name": "centre", **of}, *({"name": f"o{i}", "inputs": [["centre", 0]], **of} for i in range(count))]
-        ops += [{"name": "loss", "inputs": [[op["name"], 0] for op in ops[1:]], **of}]
-        back = {"inputs": [["loss", 0], ["centre", 0]], "pass": "backward", **of}
-        ops += [{"name": f"b{i}", **back} for i in range(count)]
-        problem = PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("2xk80"))
-        assert group_ops(problem).num_groups == 200
-        return lambda: group_ops(problem)
+        graph = problem(LARGE[name](count), "4xv100")
+        graph.op_time  # noqa: B018 - not what is timed
+        assert group_ops(graph).num_groups <= 200
+        return lambda: group_ops(graph)
 
-    assert_in_proportion(grouping, 8000)
+    assert_in_proportion(grouping, 8_000)

@@ -60,10 +60,8 @@ def test_sums_of_gradients_are_as_written() -> None:
     made_by = [names[graph.producer[tensor]] for tensor in sums.tensor]
     assert made_by == ["layer/grad/mm", "layer@1/grad/mm", "layer@2/grad/mm"]
     assert [names[op] for op in sums.additions] == ["layer@1/grad/add", "layer@2/grad/add"]
-    assert sums.ptr.tolist() == [0, 3]
-    assert len(list(contributions(graph))) == 3
+    assert len(list(contributions(graph))) == sums.ptr[1] == 3
     assert step(3).gradients == {"layer.w": ("layer.w/gradient", 0)}
-    assert ComputationGraph.from_ops("again", graph.to_ops()).gradient_of == graph.gradient_of
 
 
 def test_what_micro_batches_share_counts_once() -> None:

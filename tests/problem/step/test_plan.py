@@ -97,13 +97,11 @@ def test_what_is_no_plan_is_refused_in_a_sentence() -> None:
     right = plan_document(PLAN, cluster)
     stage = right["stages"][0]
     for wrong, told in (
-        (right | {"layers": 0}, "layers must be >= 1, not 0"),
         (right | {"stages": []}, "a plan of 0 stages"),
         (right | {"stages": [stage | {"first_layer": 1}]}, "the first stage must begin with layer 0, not 1"),
         (right | {"stages": [stage | {"replicas": [{"device": "x", "micro_batches": [0]}]}]}, "device 'x' is not in"),
         (right | {"chunks": {"gpu:0": ["0Q1"]}}, "chunk '0Q1' must be a stage, F, I, W or B, and a micro-batch"),
         (right | {"chunks": {"gpu:0": ["1F0"]}}, "device 0 can't run chunk 1F0"),
-        (right | {"width": 2}, "width is unknown; known: chunks, layers, stages, whole_modules"),
         ([], "must be an object"),
     ):
         with pytest.raises(ValueError, match=told) as caught:
