@@ -29,7 +29,7 @@ class Box(NamedTuple):
 DATA, STEP, SIMULATED, LEARNED = "#eef2f7", "#e3f0e3", "#fbeedd", "#ece4f5"
 BOXES = {
     "model": Box(10, 20, 150, "your model", ("nn.Module, ONNX file,", "or graph file"), DATA),
-    "capture": Box(200, 20, 170, "1 capture", ("capture/trace.py", "capture/ops.py"), STEP),
+    "capture": Box(200, 20, 170, "1 capture", ("capture/trace.py", "capture/building/ops.py"), STEP),
     "graph": Box(410, 20, 160, "graph", ("problem/graph/",), DATA),
     "problem": Box(610, 20, 170, "problem", ("problem/problem.py", "problem/cluster/", "problem/costs/"), DATA),
     "groups": Box(820, 20, 150, "2 grouping", ("problem/grouping/",), STEP),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from placeto import ComputationGraph, PlacementProblem, load_cluster
 from placeto.environment.columns import NODE
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.gym import PlacementEnv, Sizes
 
 OPS = 20

@@ -28,9 +28,8 @@ import placeto
 from experiments.command import command
 from experiments.harness import measure_cells
 from experiments.tables import markdown
-from placeto.capture.errors import CaptureError
+from placeto.errors import CaptureError, RunError
 from placeto.placing import PlacedModel
-from placeto.runtime.placed import RunError
 
 SIZES: Mapping[str, float | bool] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),

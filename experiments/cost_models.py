@@ -29,7 +29,7 @@ from experiments.published_models import training_step
 from experiments.tables import markdown
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster.devices import A100, K80, P100, V100
+from placeto.problem.cluster.boards import A100, K80, P100, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 

@@ -17,10 +17,10 @@ from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats.gantt import gantt_figure, save_figure
 from placeto.formats.placement import save_placement
 from placeto.placers import load_placer, load_split, zero_shot
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.training.trainer import TrainConfig, train
 
 CHEAP = ("single", "random", "metis", "expert", "heft", "etf")

@@ -29,9 +29,9 @@ from experiments.tables import Table, by_columns, machine, markdown, publish
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer, load_split
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import Evaluator
 
 CHEAP = "best cheap heuristic"

@@ -31,10 +31,10 @@ from graphs import inception_v3
 from placeto.placers import load_placer
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import LocalDevice, open_devices
-from placeto.runtime.profiling import profile
-from placeto.runtime.steps import RealStep, filled, real_training
-from placeto.runtime.tuning import corrected, in_turns, placed_step
+from placeto.runtime.local_devices import LocalDevice, open_devices
+from placeto.runtime.measuring.profiling import profile
+from placeto.runtime.measuring.tuning import corrected, in_turns, placed_step
+from placeto.runtime.real_steps import RealStep, filled, real_training
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 

@@ -27,10 +27,10 @@ from scipy.optimize import minimize
 
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.problem.cluster import devices
+from placeto.problem.cluster import boards as devices
 from placeto.problem.costs.efficiency import ANY, FORMAT
 from placeto.problem.files import write_text
-from placeto.problem.graph.labels import CHANNELS_LAST
+from placeto.problem.graph.label_values import CHANNELS_LAST
 
 FEWEST = 8
 """Rows of an entry."""

@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 from experiments.harness import measure_cells, problem_of
 from experiments.recipes import Recipe, training_problems
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.evaluation.comparison import Row, code_version
@@ -42,8 +42,8 @@ from placeto.simulator.memory import penalised_makespan, score
 from placeto.simulator.threads import in_parts, one_thread
 from placeto.training.checkpoint import save_checkpoint
 from placeto.training.config import LearningConfig
-from placeto.training.learners.base import set_learning_rate
 from placeto.training.learners.iterative import annealed_placements, learning_rate
+from placeto.training.learners.learner import set_learning_rate
 from placeto.training.rollout import Labels
 from placeto.training.updates import supervised_update
 

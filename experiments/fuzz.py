@@ -29,7 +29,7 @@ from typing import Any
 from experiments.command import command
 from experiments.fuzz_documents import FORMATS, HOW, mutated
 from experiments.tables import machine, markdown, publish
-from placeto.formats.apart import Apart, DiedError
+from placeto.formats.onnx_import.apart import Apart, DiedError
 
 READER = Apart("experiments.fuzz")
 MEMORY, SECONDS = 2**30, 5.0

@@ -22,19 +22,19 @@ from safetensors.numpy import save
 
 import placeto
 from experiments.fuzz_onnx import MODELS, change_model, to_bytes
-from placeto.evaluation.comparison import EvaluationError, Row, load_rows, save_rows
+from placeto.errors import ClusterError, CostsError, GraphError, PlacementError, PlacerError, TrainingError
+from placeto.evaluation.comparison import Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
-from placeto.formats import dnn_partitioning, doppler, onnx_model, pipedream, stg
-from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
+from placeto.formats.graphs_of_others import dnn_partitioning, doppler, pipedream, stg
+from placeto.formats.onnx_import import onnx_model
+from placeto.formats.placement import PlacementFile, load_placement, save_placement
 from placeto.placers import load_placer
 from placeto.policies.weights import checksum, load_weights
-from placeto.problem.cluster import Cluster, ClusterError, load_cluster, save_cluster
-from placeto.problem.costs import CostsError
+from placeto.problem.cluster import Cluster, load_cluster, save_cluster
 from placeto.problem.costs.profiled import Profiled, load_profiled, save_profiled, torch_version
-from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from placeto.training.checkpoint import CheckpointError
 
 HOW = ("structure", "bytes")
 _OPS: list[dict[str, Any]] = [
@@ -346,7 +346,7 @@ FORMATS: dict[str, Format] = {
     "evaluation": _json(
         ({"format": "placeto.evaluation/1", "rows": [_ROW, {**_ROW, "placer": "heft", "makespan_us": 3.0}]},),
         load_rows,
-        EvaluationError,
+        PlacerError,
         _use_rows,
     ),
     "costs": _json((_COSTS,), load_profiled, CostsError, _use_costs),
@@ -355,7 +355,7 @@ FORMATS: dict[str, Format] = {
     "DOPPLER": _lines(_DOPPLER, "nodes.txt", doppler),
     "STG": _lines(_STG, ".stg", stg),
     "weights": Format(
-        (_SAVED,), ".safetensors", load_placer, CheckpointError, _use_placer, _change_value, _weights, 1 / 2
+        (_SAVED,), ".safetensors", load_placer, TrainingError, _use_placer, _change_value, _weights, 1 / 2
     ),
     "ONNX": Format(MODELS, ".onnx", onnx_model.load, GraphError, _use_graph, change_model, to_bytes, 1 / 2),
 }

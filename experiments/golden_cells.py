@@ -21,17 +21,18 @@ from experiments.pipeline_steps import PipelineStep, interleaved, simulated
 from experiments.torch_model import convolutions
 from experiments.torch_plans import CASES, captured_case, grids, placed
 from placeto.capture.trace import capture_training
+from placeto.errors import PlanError
 from placeto.formats.exports import torch_pipeline
 from placeto.heuristics.plans import all_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Plan, PlanError
-from placeto.simulator.data_parallel import data_parallel
-from placeto.simulator.pipeline_step import in_whole_chunks
-from placeto.simulator.replica_step import replicated
+from placeto.problem.step.plan import Plan
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.data_parallel import data_parallel
+from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks
+from placeto.simulator.tool_steps.replica_step import replicated
 
 MICRO_BATCHES, BATCH = 4, 32
 CLUSTER, TWO_HOSTS = "4xv100", "2x4xv100"

@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from placeto.cores import cores
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer, resolve_graph
+from placeto.plumbing.cores import cores
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.json_files import write_json
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
 
 RULES = ("single", "heft", "etf", "expert")

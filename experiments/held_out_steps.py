@@ -25,7 +25,7 @@ from experiments.cost_models import FEWEST, alone_ms, captured, groups_of, over_
 from experiments.harness import measure_cells
 from experiments.tables import markdown
 from placeto.problem.cluster import Device
-from placeto.problem.cluster.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
+from placeto.problem.cluster.boards import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE
 
 

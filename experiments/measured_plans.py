@@ -20,17 +20,18 @@ from scipy.stats import spearmanr
 from experiments import torch_model
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.cli.graphs import capture_factory
-from placeto.cli.options import CaptureOptions, TraceOptions
 from placeto.cli.profile import real_step_of
-from placeto.formats.exports import ExportError, TorchPipeline, save_torch_pipeline, torch_pipeline
+from placeto.cli.shared.graphs import capture_factory
+from placeto.cli.shared.options import CaptureOptions, TraceOptions
+from placeto.errors import PlacementError
+from placeto.formats.exports import TorchPipeline, save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import make_plan
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Stages
-from placeto.runtime.devices import open_devices
-from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.measuring.profiling import Profile, profile
 from placeto.runtime.torchrun import torchrun
 from placeto.simulator.schedule import simulate
 
@@ -79,7 +80,7 @@ def pipelines(factory: str, counts: tuple[int, ...], measured: Profile) -> dict[
             best = min(orders, key=lambda schedule: schedule.makespan_us)
             try:
                 found[shape, count] = torch_pipeline(best)
-            except ExportError as error:
+            except PlacementError as error:
                 print(f"Left out: {error}\n")
     return found
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from experiments import titan_step
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.cli.graphs import capture_factory
-from placeto.cli.options import CaptureOptions
-from placeto.formats.exports import ExportError
+from placeto.cli.shared.graphs import capture_factory
+from placeto.cli.shared.options import CaptureOptions
+from placeto.errors import PlacementError
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import TorchTitan, save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
@@ -92,7 +92,7 @@ def main(config: OtherTools) -> None:
         number, apart = _trained(config.torchtitan, made)
         try:
             layout, ranks = _read(config.megatron, schedule)
-        except ExportError:
+        except PlacementError:
             layout, ranks = "refused", ""
         row = [name, str(micro_batches), str(len(made.ranks)), str(number), f"{apart:.1e}", layout, ranks]
         table.append(row)

@@ -33,14 +33,14 @@ from experiments.published_models import Sizes, language
 from experiments.tables import markdown
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Link, Topology
-from placeto.problem.cluster.devices import T4
+from placeto.problem.cluster.boards import T4
 from placeto.problem.cluster.presets import PCIE3, PCIE_LATENCY_US
 from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.data_parallel import best_ring
 from placeto.simulator.schedule import simulate
+from placeto.simulator.tool_steps.data_parallel import best_ring
 
 HOSTS, LENGTH, WORDS, WIDTH, LAYERS = 4, 1024, 52_256, 1024, 24
 NETWORK = 50e9 / 8 * 1448 / 1538

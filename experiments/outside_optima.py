@@ -20,7 +20,7 @@ import numpy as np
 from experiments.command import command
 from experiments.harness import DATA, published
 from experiments.tables import markdown
-from placeto.formats.dnn_partitioning import load
+from placeto.formats.graphs_of_others.dnn_partitioning import load
 from placeto.heuristics.throughput import StreamPlacement, contiguous, free
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem

@@ -24,7 +24,7 @@ import numpy as np
 from experiments.command import command
 from experiments.harness import DATA, published
 from experiments.tables import markdown
-from placeto.formats.pipedream import load
+from placeto.formats.graphs_of_others.pipedream import load
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device

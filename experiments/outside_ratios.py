@@ -33,7 +33,7 @@ from experiments.tables import markdown
 from graphs.llama import Llama, Size, loss
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import CLUSTERS, Cluster, Device, Link, Topology
-from placeto.problem.cluster.devices import A100_40GB, H100, RTX3090
+from placeto.problem.cluster.boards import A100_40GB, H100, RTX3090
 from placeto.problem.cluster.presets import PCIE4, SOCKETS_LATENCY_US
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT

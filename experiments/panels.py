@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from placeto.terminal import drawable
+from placeto.plumbing.terminal import drawable
 
 _TITLE = 160  # characters
 

@@ -40,7 +40,7 @@ from placeto.policies.traversal import traverse
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
-from placeto.training.learners.base import RANDOM
+from placeto.training.learners.learner import RANDOM
 
 TRAINED, UNTRAINED, VALIDATED = "trained on the family", "untrained", "validation/end"
 RANDOMLY, CHEAP, OWN = "random", "best cheap heuristic", "trained on that very graph"

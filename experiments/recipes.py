@@ -23,12 +23,12 @@ from experiments.command import command
 from experiments.harness import problem_of
 from experiments.tables import machine, markdown
 from placeto.placers import resolve_graph
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import Cluster, Device, Link, Topology
-from placeto.problem.cluster.devices import A100, H100, P100, V100
+from placeto.problem.cluster.boards import A100, H100, P100, V100
 from placeto.problem.costs import load_costs
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from placeto.cores import cores
 from placeto.evaluation.summary import Row
 from placeto.formats.gantt import save_figure
+from placeto.plumbing.cores import cores
 from placeto.problem.files import write_text
 
 Table = Sequence[Sequence[str]]

@@ -25,8 +25,8 @@ import numpy as np
 from experiments import torch_model
 from experiments.command import command
 from experiments.tables import markdown
-from placeto.cli.graphs import capture_factory
-from placeto.cli.options import CaptureOptions
+from placeto.cli.shared.graphs import capture_factory
+from placeto.cli.shared.options import CaptureOptions
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import all_plans, make_plan

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from graphs.training_step import TrainingStep
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.graph import ComputationGraph
-from placeto.progress import ProgressBar
 
 PATIENCE_S = 3.0  # seconds before a bar appears
 # Shares of the time of a capture, measured on the recurrent families.

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from placeto.errors import PlacetoError
 from placeto.problem.files import atomic_write
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import LABELS
+from placeto.problem.graph.label_values import LABELS
 
 DATA = Path(__file__).parent / "data"
 _ARRAYS = (
@@ -36,7 +37,7 @@ _NAMES = ("module_tensors", "module_inputs")  # an op may have several names, wi
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 
-class StoreError(ValueError):
+class StoreError(PlacetoError):
     """A file of graphs is damaged, or lacks a graph; the message names the file."""
 
 

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
     from placeto.capture.trace import capture_inference, capture_training
+    from placeto.errors import ClusterError, GraphError, PlacementError
     from placeto.formats.placement import PlacementFile, load_placement, save_placement
     from placeto.placers import Placer, load_placer
     from placeto.placing import place
     from placeto.planning.ways import plan
-    from placeto.problem.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
-    from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+    from placeto.problem.cluster import Cluster, Device, load_cluster, save_cluster
+    from placeto.problem.graph import ComputationGraph, load_graph, save_graph
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.evaluator import PlacementResult
-    from placeto.simulator.schedule import PlacementError, Schedule, simulate
+    from placeto.simulator.schedule import Schedule, simulate
 
 _NAMES = {
     "capture.trace": ("capture_inference", "capture_training"),

@@ -10,10 +10,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from placeto import extensions
-from placeto.extensions import ExtensionError, described, load_extension
+from placeto.errors import GraphError, PlacerError
+from placeto.plumbing import extensions
+from placeto.plumbing.extensions import described, load_extension
 from placeto.pretrained import pretrained_path
-from placeto.problem.graph import ComputationGraph, GraphError, load_graph
+from placeto.problem.graph import ComputationGraph, load_graph
 from placeto.problem.messages import within
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ LEARNED = {
 }
 
 
-class LoadError(ValueError):
-    """A name that can't be found or used; the message says which are valid, or what to give."""
-
-
 class Placer(Protocol):
     """The interface of all placers, learned or not."""
 
@@ -58,7 +55,7 @@ def placer_names() -> dict[str, str]:
     """Every placer's name with a sentence about it.
 
     Raises:
-        ExtensionError: a package that adds learned placers can't be used.
+        PlacerError: a package that adds learned placers can't be used.
     """
     from placeto.heuristics import HEURISTICS
     from placeto.policies.external import external_policies
@@ -79,9 +76,9 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
             paths: it also keeps each of these modules on one device.
 
     Raises:
-        LoadError: there is neither a placer nor a file of this name, or the placer needs a checkpoint.
-        ExtensionError: two installed packages have a learned placer of the same name, or one has a name of Placeto's.
-        CheckpointError: the file is no checkpoint.
+        PlacerError: there is neither a placer nor a file of this name, or the placer needs a checkpoint.
+        PlacerError: two installed packages have a learned placer of the same name, or one has a name of Placeto's.
+        TrainingError: the file is no checkpoint.
     """
     from placeto.heuristics import HEURISTICS
     from placeto.policies.external import policy_names
@@ -90,7 +87,7 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
         return keeping_modules(load_placer(name_or_checkpoint), () if whole_modules is True else tuple(whole_modules))
     name, learned = str(name_or_checkpoint), policy_names()
     if not name.strip():
-        raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *learned])}")
+        raise PlacerError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *learned])}")
     if name in HEURISTICS:
         return HEURISTICS[name]
     if (pretrained := pretrained_path(name)) is not None:
@@ -99,12 +96,12 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
 
         return guided_placer(load_weights(pretrained))
     if name in learned:
-        raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
+        raise PlacerError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
         return _load_learned(name)[1]
     known, near = ", ".join([*HEURISTICS, *learned]), get_close_matches(name.lower(), [*HEURISTICS, *learned], 1)
     meant = f"; did you mean {near[0]}? Placers" if near else "; placers"
-    raise LoadError(f"no placer and no checkpoint is called {name!r}{meant}: {known}")
+    raise PlacerError(f"no placer and no checkpoint is called {name!r}{meant}: {known}")
 
 
 def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
@@ -142,15 +139,17 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
     """Return name and function of the placer that the command line gives; `DEFAULT_PLACER` if it gives none.
 
     Raises:
-        LoadError: there is no such placer, or the checkpoint is of another placer.
-        CheckpointError: the file is no checkpoint.
+        PlacerError: there is no such placer, or the checkpoint is of another placer.
+        TrainingError: the file is no checkpoint.
     """
     if checkpoint is None:
         name = DEFAULT_PLACER if name is None else name
         return name, load_placer(name)
     learned, placer = _load_learned(checkpoint)
     if name not in (None, learned):
-        raise LoadError(f"{checkpoint} holds the placer {learned!r}, not {name!r}: leave --placer or --checkpoint out")
+        raise PlacerError(
+            f"{checkpoint} holds the placer {learned!r}, not {name!r}: leave --placer or --checkpoint out"
+        )
     return learned, placer
 
 
@@ -158,18 +157,18 @@ def throughput_placer(name: str | None) -> tuple[str, Placer]:
     """Return name and function of a placer of the objective throughput; `free` if none is named.
 
     Raises:
-        LoadError: the objective throughput has no such placer.
+        PlacerError: the objective throughput has no such placer.
     """
     from placeto.heuristics.throughput import THROUGHPUT
 
     name = "free" if name is None else name
     if name not in THROUGHPUT:
-        raise LoadError(f"the objective throughput has the placers {' and '.join(THROUGHPUT)}, not {name!r}")
+        raise PlacerError(f"the objective throughput has the placers {' and '.join(THROUGHPUT)}, not {name!r}")
     return name, THROUGHPUT[name]
 
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
-    from placeto.environment.config import EnvConfig
+    from placeto.environment.env_config import EnvConfig
     from placeto.policies.guided_search import search_settings
     from placeto.training.checkpoint import check_shapes, load_checkpoint, matching, policy_of
     from placeto.training.config import check_loaded
@@ -194,19 +193,19 @@ def families() -> dict[str, tuple[EntryPoint, Mapping[str, Any]]]:
     themselves are loaded by `load_family`, because many of them import torch.
 
     Raises:
-        ExtensionError: an entry point can't be imported, what it names is no dictionary of families, or two packages
+        PlacerError: an entry point can't be imported, what it names is no dictionary of families, or two packages
             have a family of the same name.
     """
     offered: dict[str, tuple[EntryPoint, Mapping[str, Any]]] = {}
     for point in entry_points(group=extensions.FAMILIES):
         added = load_extension(point)
         if not isinstance(added, Mapping):
-            raise ExtensionError(f"{described(point)}: must be a dictionary of families, not {added!r:.60}")
+            raise PlacerError(f"{described(point)}: must be a dictionary of families, not {added!r:.60}")
         for name in added:
             if not isinstance(name, str):
-                raise ExtensionError(f"{described(point)}: the name of a family must be text, not {name!r:.60}")
+                raise PlacerError(f"{described(point)}: the name of a family must be text, not {name!r:.60}")
             if name in offered:
-                raise ExtensionError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
+                raise PlacerError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
             offered[name] = point, added
     return offered
 
@@ -215,23 +214,23 @@ def load_family(name: str) -> Any:
     """Return a graph family by its name.
 
     Raises:
-        LoadError: no such family is installed.
-        ExtensionError: a package offers something else under this name.
+        PlacerError: no such family is installed.
+        PlacerError: a package offers something else under this name.
     """
     if name not in families():
         known = ", ".join(families()) or "none is installed (pip install -e . in the source tree)"
         if Path(name).is_dir():
-            raise LoadError(f"graph family {name!r}: is a directory; give its files as graphs ({name}/*.json)")
-        raise LoadError(f"unknown graph family {name!r}; known: {known}")
+            raise PlacerError(f"graph family {name!r}: is a directory; give its files as graphs ({name}/*.json)")
+        raise PlacerError(f"unknown graph family {name!r}; known: {known}")
     point, offered = families()[name]
     family = offered[name]
     if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
-        raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
+        raise PlacerError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
     if isinstance(family, type):
-        raise ExtensionError(f"{described(point)}: the family {name!r} is a class, it must be an object")
+        raise PlacerError(f"{described(point)}: the family {name!r} is a class, it must be an object")
     sizes = family.splits.values() if isinstance(family.splits, Mapping) else [None]
     if not all(isinstance(size, int) and size >= 0 for size in sizes):
-        raise ExtensionError(
+        raise PlacerError(
             f"{described(point)}: splits of the family {name!r} must be numbers of graphs by name, such as "
             f"{{'train': 4, 'test': 2}}, not {family.splits!r:.60}"
         )
@@ -242,14 +241,14 @@ def _graph(family: str, split: str, index: int) -> ComputationGraph:
     """Load one graph of a family.
 
     Raises:
-        ExtensionError: the family returns something else than a graph.
+        PlacerError: the family returns something else than a graph.
         GraphError: the graph is invalid.
     """
     with within(GraphError, f"{family}:{split}:{index}"):
         graph = load_family(family).load(split, index)
     if not isinstance(graph, ComputationGraph):
         where = described(families()[family][0])
-        raise ExtensionError(
+        raise PlacerError(
             f"{where}: load of the family {family!r} must return a ComputationGraph, not {type(graph).__name__}"
         )
     return graph
@@ -259,13 +258,13 @@ def load_split(family: str, split: str, count: int | None = None) -> dict[str, C
     """Return the graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
 
     Raises:
-        LoadError: there is no such family or split, it has no graphs, or `count` isn't from 1 to their number.
+        PlacerError: there is no such family or split, it has no graphs, or `count` isn't from 1 to their number.
     """
     size = split_size(family, split)
     if size == 0:
-        raise LoadError(f"{family}:{split} has no graphs: take another split, or give other graphs")
+        raise PlacerError(f"{family}:{split} has no graphs: take another split, or give other graphs")
     if count is not None and not 1 <= count <= size:
-        raise LoadError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
+        raise PlacerError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
     return {f"{family}:{split}:{i}": _graph(family, split, i) for i in range(size if count is None else count)}
 
 
@@ -273,11 +272,11 @@ def split_size(family: str, split: str) -> int:
     """Return how many graphs a split has.
 
     Raises:
-        LoadError: there is no such family or split.
+        PlacerError: there is no such family or split.
     """
     splits: Mapping[str, int] = load_family(family).splits
     if split not in splits:
-        raise LoadError(f"family {family!r} has no split {split!r}; its splits: {', '.join(splits)}")
+        raise PlacerError(f"family {family!r} has no split {split!r}; its splits: {', '.join(splits)}")
     return splits[split]
 
 
@@ -285,7 +284,7 @@ def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
     """Return the name to show for a graph, and the graph, which is given as a file or as ``family:split:index``.
 
     Raises:
-        LoadError: the argument is neither.
+        PlacerError: the argument is neither.
         GraphError: the file is no graph.
     """
     parts = argument.split(":")
@@ -295,7 +294,7 @@ def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
     size = split_size(family, split)
     if not (index.isascii() and index.isdigit() and int(index) < size):
         valid = f"index must be 0 to {size - 1}, not {index!r}" if size else f"the split {split!r} has no graphs"
-        raise LoadError(f"graph {argument!r}: {valid}")
+        raise PlacerError(f"graph {argument!r}: {valid}")
     return argument, _graph(family, split, int(index))
 
 
@@ -304,9 +303,11 @@ def _load_file(argument: str) -> ComputationGraph:
 
     path = Path(argument)
     if not path.exists():
-        raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
+        raise PlacerError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
     if path.is_dir():
-        raise LoadError(f"graph {argument!r}: is a directory, give its files ({path}/*.json); a graph is {GRAPH_HELP}")
+        raise PlacerError(
+            f"graph {argument!r}: is a directory, give its files ({path}/*.json); a graph is {GRAPH_HELP}"
+        )
     if (importer := find_importer(path)) is not None:
         return importer.load(path)
     if not path.name.endswith((".json", ".json.gz")):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from placeto.errors import PlacerError
 from placeto.placers import DEFAULT_PLACER, Placer, load_placer, throughput_placer, warm_up
 from placeto.problem.checks import Positive, Size, check_fields
 from placeto.problem.cluster import Cluster, load_cluster
@@ -23,31 +24,27 @@ from placeto.simulator.evaluator import PlacementResult
 if TYPE_CHECKING:
     from torch import nn
 
-    from placeto.capture.arguments import Inputs
+    from placeto.capture.inputs.arguments import Inputs
     from placeto.capture.trace import Capture
-    from placeto.runtime.devices import LocalDevice
     from placeto.runtime.executable import PlacedModule
-    from placeto.runtime.steps import RealStep
-    from placeto.runtime.tuning import Round, Tuned
+    from placeto.runtime.local_devices import LocalDevice
+    from placeto.runtime.measuring.tuning import Round, Tuned
+    from placeto.runtime.real_steps import RealStep
 
 PROFILE_SECONDS = 5.0
 """For how many seconds `place` runs a step to measure its ops on devices of this machine."""
 
 
-class PlacingError(ValueError):
-    """A budget, a seed or an objective that is invalid; the message says what would be valid."""
-
-
 @dataclass(frozen=True)
 class Budget:
-    """What a placer may spend, and the seed of its random choices; a PlacingError refuses values that are none."""
+    """What a placer may spend, and the seed of its random choices; a PlacerError refuses values that are none."""
 
     simulations: Size | None = None
     seconds: Positive | None = None
     seed: Size = 0
 
     def __post_init__(self) -> None:
-        check_fields(self, PlacingError)
+        check_fields(self, PlacerError)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,13 +74,13 @@ class PlacedModel(PlacementResult):
                 They are not needed if the module was placed on devices of this machine.
 
         Raises:
-            DeviceError: there are more or fewer devices than the cluster has, or this machine lacks one of them.
-            StepError: a parameter or a buffer of the module is on "meta", where nothing can be run.
+            RunError: there are more or fewer devices than the cluster has, or this machine lacks one of them.
+            RunError: a parameter or a buffer of the module is on "meta", where nothing can be run.
             RunError: a placed step would not do what the module does, as `Capture.refusal` says.
         """
-        from placeto.runtime.devices import DeviceError, open_devices
+        from placeto.errors import RunError
         from placeto.runtime.executable import PlacedModule
-        from placeto.runtime.steps import StepError
+        from placeto.runtime.local_devices import open_devices
 
         assert self.module is not None
         assert self.capture is not None
@@ -91,10 +88,10 @@ class PlacedModel(PlacementResult):
         names, cluster = devices or self.local, self.problem.cluster
         if len(names) != cluster.num_devices:
             wanted = f"{cluster.num_devices} devices of this machine, for {', '.join(cluster.device_names)}"
-            raise DeviceError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
+            raise RunError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
             if tensor.is_meta:
-                raise StepError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
+                raise RunError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
         return PlacedModule(self.module, self.capture, self.inputs, self.targets, self.schedule(), open_devices(names))
 
 
@@ -159,12 +156,12 @@ def place(
 
     Raises:
         CaptureError: `model` is neither a module nor a graph, or the module can't be traced.
-        LoadError, ClusterError, CostsError: there is no such placer, cluster or cost model.
-        DeviceError, StepError: this machine lacks a device, or the module can't be run.
+        PlacerError, ClusterError, CostsError: there is no such placer, cluster or cost model.
+        RunError, RunError: this machine lacks a device, or the module can't be run.
         PlanError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
-        PlacingError: a budget, a seed or an objective is invalid.
-        ThroughputError: the objective is throughput for a step in micro-batches, or no split that fits was found.
-        MicroBatchingError: the budget is too small to compare numbers of micro-batches.
+        PlacerError: a budget, a seed or an objective is invalid.
+        PlacerError: the objective is throughput for a step in micro-batches, or no split that fits was found.
+        PlacerError: the budget is too small to compare numbers of micro-batches.
         TypeError: `model` is a path, both or neither of `cluster` and `devices` are given, an argument is for modules
             alone and `model` is a graph, or another argument has a wrong type.
     """
@@ -232,13 +229,13 @@ def place(
 
 
 def _placer_of(objective: str, placer: str | Path, micro_batches: int | str) -> Placer:
-    """Return the placer for an objective; a PlacingError refuses what the objective doesn't take."""
+    """Return the placer for an objective; a PlacerError refuses what the objective doesn't take."""
     if objective not in ("makespan", "throughput"):
-        raise PlacingError(f"objective must be 'makespan' or 'throughput', not {quote(objective)}")
+        raise PlacerError(f"objective must be 'makespan' or 'throughput', not {quote(objective)}")
     if objective == "makespan":
         return load_placer(placer)
     if micro_batches != 1:
-        raise PlacingError("the objective throughput takes no micro-batches: leave micro_batches at 1")
+        raise PlacerError("the objective throughput takes no micro-batches: leave micro_batches at 1")
     return throughput_placer(None if placer == DEFAULT_PLACER else str(placer))[1]
 
 
@@ -263,7 +260,7 @@ def place_problem(
         shown: a context manager, which is open while the placer runs.
 
     Raises:
-        PlacingError: the budget or the seed is invalid.
+        PlacerError: the budget or the seed is invalid.
         PlanError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
     budget, given = Budget(simulations, seconds, seed), with_undivided(problem, undivided)
@@ -352,9 +349,9 @@ def _profiled(
     module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
 ) -> tuple[Cluster, CostModel]:
     """Return a cluster of this machine's devices, and the times of a step's ops that are measured on them."""
-    from placeto.runtime.devices import open_devices
-    from placeto.runtime.profiling import profile
-    from placeto.runtime.steps import real_step
+    from placeto.runtime.local_devices import open_devices
+    from placeto.runtime.measuring.profiling import profile
+    from placeto.runtime.real_steps import real_step
 
     opened = open_devices(devices)
     try:
@@ -373,12 +370,12 @@ def tuned(
     seed: int = 0,
     report: Callable[[Round], None] = lambda found: None,
 ) -> Tuned:
-    """Find the placement that is fastest when it is run; see `placeto.runtime.tuning.tune` for arguments and errors.
+    """Find the placement that is fastest when it is run; arguments as of `placeto.runtime.measuring.tuning.tune`.
 
     The candidates of each round are by heft, etf and metis, by the default placer with 300 and with 2,000 simulations,
     and by multilevel with 2,000. Their seed is `seed` plus the number of the round, from 0.
     """
-    from placeto.runtime.tuning import tune
+    from placeto.runtime.measuring.tuning import tune
 
     def candidates(problem: PlacementProblem, number: int) -> list[PlacementResult]:
         made = [load_placer(name)(problem, seed=seed + number) for name in ("heft", "etf", "metis")]

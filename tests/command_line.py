@@ -6,8 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from placeto import cli, terminal
+from placeto import cli
 from placeto.cli import command
+from placeto.plumbing import terminal
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 OPS = [

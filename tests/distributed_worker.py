@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from placeto.errors import TrainingError
+from placeto.plumbing.signals import Interruption
 from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.problem import PlacementProblem
-from placeto.signals import Interruption
 from placeto.training.config import (
     AnyTrainConfig,
     LearningConfig,
@@ -24,11 +25,11 @@ from placeto.training.config import (
     TraversalTrainConfig,
     default_config,
 )
-from placeto.training.learners.base import TrainState
 from placeto.training.learners.iterative import IterativeLearner
+from placeto.training.learners.learner import TrainState
 from placeto.training.learners.one_shot import OneShotLearner
 from placeto.training.learners.traversal import TraversalLearner
-from placeto.training.ranks import Ranks, RanksError
+from placeto.training.ranks import Ranks
 from placeto.training.trainer import train
 from tests.toys import random_graph, toy_cluster
 
@@ -120,7 +121,7 @@ def main(out: Path) -> None:
         IterativeLearner.iterate = dies  # type: ignore[method-assign]
         try:
             trained(config("placeto", out / "lost"))
-        except RanksError as problem:
+        except TrainingError as problem:
             (out / f"error-{ranks.rank}.txt").write_text(str(problem))
 
 

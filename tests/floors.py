@@ -11,18 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    "by_reference": 0,
-    "cores": 0,
-    "extensions": 0,
-    "kernel_cache": 0,
-    "lazily": 0,
-    "terminal": 0,
+    "errors": 0,
+    "plumbing": 1,
     "pretrained": 0,
-    "ranges": 0,
-    "signals": 0,
-    "compiling": 1,
     "problem": 2,
-    "progress": 3,
     "simulator": 3,
     "capture": 4,
     "formats": 4,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from placeto.runtime.meter import Meter
+from placeto.runtime.measuring.meter import Meter
 
 
 def peak_of_training_step(

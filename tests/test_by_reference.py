@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit, typeof
 
-from placeto.by_reference import Reference, reference
+from placeto.plumbing.by_reference import Reference, reference
 from tests.toys import fork_of_chains, two_cliques
 
 

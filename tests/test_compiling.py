@@ -11,8 +11,8 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import placeto
-from placeto import compiling, terminal
 from placeto.cli.command import compiling_noted
+from placeto.plumbing import compiling, terminal
 
 
 def compile_something() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto.cores import cores, pin
+from placeto.plumbing.cores import cores, pin
 from tests.command_line import run
 
 

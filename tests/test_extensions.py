@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from placeto.environment import rewards
-from placeto.extensions import ExtensionError, load_extension
+from placeto.errors import GraphError, PlacerError, TrainingError
 from placeto.placers import load_family, load_placer, load_split, placer_names, resolve_graph
+from placeto.plumbing.extensions import load_extension
 from placeto.policies.episodic import EpisodePlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
-from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import ConfigError, check_config, default_config
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import check_config, default_config
 from tests.command_line import fails, run
 from tests.packages import forget
 from tests.toys import random_graph, toy_cluster
@@ -117,7 +117,7 @@ def test_a_checkpoint_whose_package_is_gone_is_refused(
         says = fails(capsys, *command, *on, "--checkpoint", out)
         assert "holds the placer 'solo': no installed package has a learned placer 'solo'; there are placeto, " in says
         assert says.endswith("; install the package that it was trained with\n")
-    with pytest.raises(CheckpointError, match="install the package"):
+    with pytest.raises(TrainingError, match="install the package"):
         load_placer(out)
 
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_whose_package_is_gone_is_refused(
 def test_settings_that_dont_fit_are_refused(learning: dict[str, object], says: str) -> None:
     config = default_config("pairwise", "runs/x")
     check_config(replace(config, learning=replace(config.learning, reward="log-drop")))
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(TrainingError, match=says):
         check_config(replace(config, learning=replace(config.learning, **learning)))
 
 
@@ -208,7 +208,7 @@ def test_what_a_package_must_not_add_is_refused(
     adds: Callable[..., None], group: str, point: str, code: str, says: str
 ) -> None:
     adds(f"placeto.{group}", point, code)
-    with pytest.raises(ExtensionError, match=says) as refused:
+    with pytest.raises(PlacerError, match=says) as refused:
         READS[group]()
     assert f" in placeto.{group} of " in str(refused.value)
     if group == "families" and "del" in code:
@@ -225,7 +225,7 @@ def test_names_that_are_taken_are_told_by_the_command(
 def test_two_packages_with_a_name_in_common_are_refused(adds: Callable[..., None]) -> None:
     adds("placeto.rewards", "mine = ours:reward")
     adds("placeto.rewards", "mine = theirs:reward", package="theirs")
-    with pytest.raises(ExtensionError, match=r"'mine' is a name of entry point mine = '(ours|theirs):reward'.*, too"):
+    with pytest.raises(PlacerError, match=r"'mine' is a name of entry point mine = '(ours|theirs):reward'.*, too"):
         rewards.reward_names()
 
 
@@ -277,5 +277,5 @@ def test_another_module_of_the_same_name_is_named(tmp_path: Path, monkeypatch: p
     """As a user's own graphs.py hides the families that come with the package."""
     (tmp_path / "charts.py").write_text("LINES = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ExtensionError, match=r"no attribute 'FAMILIES'; charts is .*charts\.py: if that is another"):
+    with pytest.raises(PlacerError, match=r"no attribute 'FAMILIES'; charts is .*charts\.py: if that is another"):
         load_extension(EntryPoint("charts", "charts:FAMILIES", "placeto.families"))

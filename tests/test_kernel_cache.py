@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import pytest
 
-from placeto.kernel_cache import NotKeptWarning, _tell, digest
+from placeto.plumbing.kernel_cache import NotKeptWarning, _tell, digest
 
 SIZES = """
 from typing import NamedTuple
@@ -24,7 +24,7 @@ def weight(x):
 """
 PARTS = """
 from sizes import SIZES, Pair, weight
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 SIZE = SIZES["part"]
 @compiled(inner=True)
 def part(x):
@@ -32,7 +32,7 @@ def part(x):
 """
 SOURCE = """
 import parts
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 @compiled()
 def half(x):
     return parts.part(x)
@@ -193,3 +193,10 @@ def test_processes_compile_at_the_same_time_and_the_next_ones_read(tmp_path: Pat
     both = [run(seed) for seed in range(2)]
     assert [process.communicate()[0].split() for process in both] == [["1"], ["1"]]
     assert run(2).communicate()[0].split() == []
+
+
+def test_a_function_that_has_moved_to_another_module_is_another() -> None:
+    """The file of a kernel names the modules of what it takes in."""
+    moved = type(compiles)(compiles.__code__, globals())
+    moved.__module__ = "elsewhere"
+    assert digest(compiles) != digest(moved)

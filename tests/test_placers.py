@@ -4,10 +4,10 @@ import sys
 import numpy as np
 import pytest
 
+from placeto.errors import PlanError
 from placeto.placers import load_placer, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import PlanError
 from placeto.problem.step.whole_modules import whole_modules
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains

@@ -10,12 +10,7 @@ import torch
 from torch import nn
 
 import placeto
-from placeto.capture.errors import CaptureError
-from placeto.placers import LoadError
-from placeto.placing import PlacingError
-from placeto.problem.cluster import ClusterError
-from placeto.problem.costs import CostsError
-from placeto.problem.step.plan import PlanError
+from placeto.errors import CaptureError, ClusterError, CostsError, PlacerError, PlanError
 from tests.captures import Made, meta, mlp
 
 
@@ -164,12 +159,12 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
         ({"loss": torch.sum, "optimizer": "sdg"}, ValueError, "optimizer must be one of sgd, .*, not 'sdg'"),
         (
             {"placer": "hefty"},
-            LoadError,
+            PlacerError,
             "no placer and no checkpoint is called 'hefty'; did you mean heft\\? Placers: ",
         ),
-        ({"simulations": -1}, PlacingError, "simulations must be >= 0, not -1"),
-        ({"seed": 2**63, "seconds": 0}, PlacingError, "seconds must be > 0, not 0; seed must be <= 92233"),
-        ({"simulations": 10**400}, PlacingError, "simulations must be <= .*, not an integer of 1329 bits"),
+        ({"simulations": -1}, PlacerError, "simulations must be >= 0, not -1"),
+        ({"seed": 2**63, "seconds": 0}, PlacerError, "seconds must be > 0, not 0; seed must be <= 92233"),
+        ({"simulations": 10**400}, PlacerError, "simulations must be <= .*, not an integer of 1329 bits"),
         ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),
         ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
         ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),

@@ -5,13 +5,7 @@ with the costs of every op. A capture also keeps which traced call each op comes
 run.
 """
 
-from placeto.capture.trace import (
-    Capture,
-    CaptureError,
-    capture_inference,
-    capture_training,
-    trace_inference,
-    trace_training,
-)
+from placeto.capture.trace import Capture, capture_inference, capture_training, trace_inference, trace_training
+from placeto.errors import CaptureError
 
 __all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]

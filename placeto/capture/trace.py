@@ -13,16 +13,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from placeto.capture.arguments import Inputs, call_module, own_loss
-from placeto.capture.checks import check_loss, describe
-from placeto.capture.errors import CaptureError, call_loss
-from placeto.capture.gradients import gradients_of, requiring_grad
-from placeto.capture.labels import Labels
-from placeto.capture.losses import modules_of, tensors_of
-from placeto.capture.objects import holds_tensors
-from placeto.capture.optimizer_step import with_optimizer_step
-from placeto.capture.precision import autocast
-from placeto.capture.steps import Capture, capture_step
+from placeto.capture.building.optimizer_step import with_optimizer_step
+from placeto.capture.captured_step import Capture, capture_step
+from placeto.capture.inputs.arguments import Inputs, call_module, own_loss
+from placeto.capture.inputs.input_checks import check_loss, describe
+from placeto.capture.inputs.loss_gradients import gradients_of, requiring_grad
+from placeto.capture.inputs.loss_modules import modules_of, tensors_of
+from placeto.capture.inputs.objects import holds_tensors
+from placeto.capture.tracing.node_labels import Labels
+from placeto.capture.tracing.precision import autocast
+from placeto.capture.user_errors import call_loss
+from placeto.errors import CaptureError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from placeto.capture.flops import uncounted
-from placeto.cli.common import say
-from placeto.cli.graphs import capture_factory, import_onnx
-from placeto.cli.options import Captured, JsonOut
+from placeto.capture.costing.flops import uncounted
+from placeto.cli.shared.common import say
+from placeto.cli.shared.graphs import capture_factory, import_onnx
+from placeto.cli.shared.options import Captured, JsonOut
 from placeto.problem.graph import save_graph
 from placeto.problem.graph.graph_memory import assumed
 from placeto.problem.graph.uncounted import UncountedWarning

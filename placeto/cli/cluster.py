@@ -9,9 +9,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import UsageError, find_cluster, say
 from placeto.cli.list import describe_cluster
-from placeto.cli.options import JsonOut, Names, refuse
+from placeto.cli.shared.common import find_cluster, say
+from placeto.cli.shared.options import JsonOut, Names, refuse
+from placeto.errors import UsageError
 
 
 @dataclass(frozen=True)

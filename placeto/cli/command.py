@@ -17,10 +17,11 @@ from textwrap import indent
 from types import ModuleType
 from typing import Any, NoReturn
 
-from placeto import terminal
-from placeto.cli.common import UsageError, note
-from placeto.signals import Interruption, sigterm_interrupts
-from placeto.terminal import printable
+from placeto.cli.shared.common import note
+from placeto.errors import PlacetoError, UsageError
+from placeto.plumbing import terminal
+from placeto.plumbing.signals import Interruption, sigterm_interrupts
+from placeto.plumbing.terminal import printable
 
 _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package; heuristics need none of them
 COMMANDS = (
@@ -81,9 +82,7 @@ def user_errors() -> Iterator[None]:
         if error.name not in _OF_TORCH:
             raise
         _fail(f"this needs PyTorch, and {error.name} is not installed: pip install {_OF_TORCH[error.name]}")
-    except ValueError as error:
-        if not type(error).__module__.startswith(("placeto.", "graphs")):
-            raise  # a bug, not the user's doing
+    except PlacetoError as error:
         _fail(str(error))
 
 
@@ -142,8 +141,8 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     """
     import tyro
 
-    from placeto.cli.options import check_options
-    from placeto.cli.paragraphs import in_paragraphs, paragraphs
+    from placeto.cli.shared.options import check_options
+    from placeto.cli.shared.paragraphs import in_paragraphs, paragraphs
 
     program = f"placeto {command.__name__.rpartition('.')[2]}"
     known = {"default": command.defaults(arguments)} if hasattr(command, "defaults") else {}

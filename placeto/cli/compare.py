@@ -7,9 +7,9 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from placeto.cli import options as opt
-from placeto.cli.common import find_clusters, say
-from placeto.cli.graphs import find_graph
+from placeto.cli.shared import options as opt
+from placeto.cli.shared.common import find_clusters, say
+from placeto.cli.shared.graphs import find_graph
 from placeto.placers import choose_placer, warm_up
 
 

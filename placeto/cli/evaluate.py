@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.cli import options as opt
-from placeto.cli.common import UsageError, find_clusters, note, say
-from placeto.cli.graphs import find_graph, is_factory
+from placeto.cli.shared import options as opt
+from placeto.cli.shared.common import find_clusters, note, say
+from placeto.cli.shared.graphs import find_graph, is_factory
+from placeto.errors import UsageError
 from placeto.placers import load_split
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 
 if TYPE_CHECKING:
     from placeto.evaluation.comparison import PlacerSpec

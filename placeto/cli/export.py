@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.common import UsageError, note, note_memory, say
-from placeto.cli.graphs import is_factory
-from placeto.cli.options import Modules, Names, PagePath, WritablePath, refuse
 from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
+from placeto.cli.shared.common import note, note_memory, say
+from placeto.cli.shared.graphs import is_factory
+from placeto.cli.shared.options import Modules, Names, PagePath, WritablePath, refuse
+from placeto.errors import UsageError
 from placeto.problem.checks import checked
 from placeto.problem.files import write_text
 from placeto.problem.units import format_us
@@ -131,7 +132,7 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
 
 
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
-    from placeto.cli.factory import settings_of
+    from placeto.cli.shared.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 
     options, folder = arguments.options, arguments.out
@@ -195,7 +196,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 def _batch(arguments: Arguments) -> int | None:
     """Return the samples of a step, if a FACTORY is given and the tool trains; None if not, or if they aren't known."""
-    from placeto.cli.factory import user_step
+    from placeto.cli.shared.factory import user_step
 
     if not is_factory(arguments.graph) or arguments.format not in _TRAIN:
         return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.cli.common import UsageError, find_cluster, note, say
-from placeto.cli.model_config import Model, can_checkpoint, checkpoint, is_config
-from placeto.cli.options import OptionalSize, OptionalText
+from placeto.cli.shared.common import find_cluster, note, say
+from placeto.cli.shared.model_config import Model, can_checkpoint, checkpoint, is_config
+from placeto.cli.shared.options import OptionalSize, OptionalText
+from placeto.errors import UsageError
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.units import format_bytes
-from placeto.progress import ProgressBar
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tyro.conf import Positional
 
-from placeto.cli.common import say
+from placeto.cli.shared.common import say
 from placeto.placers import families, first_line, load_family, placer_names
-from placeto.terminal import table
+from placeto.plumbing.terminal import table
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster, Device

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from tyro.conf import arg
 
-from placeto.cli import options as opt
-from placeto.cli.common import UsageError, describe, find_cluster, missing_memory, note, say
-from placeto.cli.devices import show_devices
-from placeto.cli.graphs import find_graph
 from placeto.cli.report import write_report
+from placeto.cli.shared import options as opt
+from placeto.cli.shared.common import describe, find_cluster, missing_memory, note, say
+from placeto.cli.shared.device_bars import show_devices
+from placeto.cli.shared.graphs import find_graph
+from placeto.errors import UsageError
 from placeto.placers import Placer, choose_placer, throughput_placer
+from placeto.plumbing.progress import ProgressBar
+from placeto.plumbing.terminal import table
 from placeto.problem.units import format_bytes, format_rate, format_us
-from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.observer import Observer, Status, observing
-from placeto.terminal import table
 
 if TYPE_CHECKING:
     from placeto.heuristics.throughput import StreamPlacement

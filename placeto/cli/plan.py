@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.common import UsageError, find_cluster, note, say
-from placeto.cli.devices import show_devices
-from placeto.cli.model_config import Model
-from placeto.cli.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
-from placeto.progress import ProgressBar
+from placeto.cli.shared.common import find_cluster, note, say
+from placeto.cli.shared.device_bars import show_devices
+from placeto.cli.shared.model_config import Model
+from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
+from placeto.errors import UsageError
+from placeto.plumbing.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from placeto.planning.steps import Plans
+    from placeto.planning.planned_steps import Plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
-    from placeto.capture.trace import CaptureError
+    from placeto.errors import CaptureError
     from placeto.formats.plan import save_plan
-    from placeto.planning.steps import PIPELINES
+    from placeto.planning.planned_steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -107,7 +108,7 @@ def run(arguments: Arguments) -> None:
 def _write_report(plans: Plans, path: Path, name: str) -> None:
     """Write a page with the table of all ways, and with a report on the best way."""
     from placeto.formats.report import Ways, report_page
-    from placeto.planning.steps import PIPELINES
+    from placeto.planning.planned_steps import PIPELINES
     from placeto.problem.files import write_text
     from placeto.problem.units import format_bytes
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import UsageError, say
-from placeto.cli.factory import parted, user_step
-from placeto.cli.graphs import check_step
-from placeto.cli.options import Devices, JsonOut, OptionalJson, Trace, TraceOptions
+from placeto.cli.shared.common import say
+from placeto.cli.shared.factory import parted, user_step
+from placeto.cli.shared.graphs import check_step
+from placeto.cli.shared.options import Devices, JsonOut, OptionalJson, Trace, TraceOptions
+from placeto.errors import UsageError
 from placeto.problem.checks import Positive
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
-    from placeto.runtime.profiling import Profile
-    from placeto.runtime.steps import RealStep
+    from placeto.runtime.measuring.profiling import Profile
+    from placeto.runtime.real_steps import RealStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ def run(arguments: Arguments) -> None:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")
     from placeto.problem.cluster import save_cluster
     from placeto.problem.costs.profiled import save_profiled
-    from placeto.runtime.devices import open_devices
-    from placeto.runtime.profiling import profile
+    from placeto.runtime.local_devices import open_devices
+    from placeto.runtime.measuring.profiling import profile
 
     devices = open_devices(arguments.devices)
     steps = [real_step_of(factory, arguments.options) for factory in arguments.factories]
@@ -67,9 +68,9 @@ def real_step_of(factory: str, options: TraceOptions) -> RealStep:
 
     Raises:
         UsageError: there is no such function, or an option is invalid.
-        CaptureError, StepError: the step can't be captured or run.
+        CaptureError, RunError: the step can't be captured or run.
     """
-    from placeto.runtime.steps import real_inference, real_training
+    from placeto.runtime.real_steps import real_inference, real_training
 
     check_step(options)
     _, module, inputs, loss, targets = user_step(factory, options, "cpu")

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from placeto.cli.common import find_cluster, note, note_memory, say
-from placeto.cli.graphs import as_planned, find_graph
-from placeto.cli.options import Captured, ClusterName, CostsName, FileDispatchName, GraphArgument, Names, PagePath
+from placeto.cli.shared.common import find_cluster, note, note_memory, say
+from placeto.cli.shared.graphs import as_planned, find_graph
+from placeto.cli.shared.options import (
+    Captured,
+    ClusterName,
+    CostsName,
+    FileDispatchName,
+    GraphArgument,
+    Names,
+    PagePath,
+)
 from placeto.placers import Placer, load_placer
 from placeto.problem.units import format_us
 
@@ -68,7 +76,8 @@ def run(arguments: Arguments) -> None:
 
 def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
     """Return the graph's name, a placement file, and its schedule, in the file's order unless a dispatch is given."""
-    from placeto.formats.placement import PlacementError, load_placement
+    from placeto.errors import PlacementError
+    from placeto.formats.placement import load_placement
     from placeto.problem.costs import load_costs
     from placeto.problem.messages import within
     from placeto.problem.problem import PlacementProblem
@@ -129,7 +138,7 @@ def rivals(names: Sequence[str]) -> dict[str, Placer]:
     """Return the placers that a placement is compared with; "none" means no placer.
 
     Raises:
-        LoadError: there is no placer of such a name.
+        PlacerError: there is no placer of such a name.
     """
     return {} if tuple(names) == ("none",) else {name: load_placer(name) for name in names}
 

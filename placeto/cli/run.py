@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from placeto.cli import options as opt
-from placeto.cli.common import UsageError, note, say
-from placeto.cli.factory import user_step
-from placeto.cli.graphs import as_planned, check_step
+from placeto.cli.shared import options as opt
+from placeto.cli.shared.common import note, say
+from placeto.cli.shared.factory import user_step
+from placeto.cli.shared.graphs import as_planned, check_step
+from placeto.errors import UsageError
 from placeto.problem.units import format_bytes, format_us
 
 _NOT_COUNTED = 2  # first steps, which are slower
@@ -65,13 +66,13 @@ def run(arguments: Arguments) -> None:
 
 def _run_plan(arguments: Arguments, plan: Path) -> None:
     """Export a plan as a program, run it by torchrun, and print how long its steps take."""
-    from placeto.cli.factory import settings_of
     from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file
+    from placeto.cli.shared.factory import settings_of
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
     from placeto.formats.plan import load_plan
-    from placeto.planning.steps import Kind
-    from placeto.runtime.devices import open_devices
+    from placeto.planning.planned_steps import Kind
+    from placeto.runtime.local_devices import open_devices
     from placeto.runtime.torchrun import torchrun
 
     options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
@@ -110,12 +111,13 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
 def _run_placement(arguments: Arguments, path: Path) -> None:
     """Run a placement by Placeto's own runtime; print the time of a step, the loss, and the memory of each device."""
     from placeto.capture.trace import trace_inference, trace_training
-    from placeto.formats.placement import PlacementError, load_placement
+    from placeto.errors import PlacementError
+    from placeto.formats.placement import load_placement
     from placeto.problem.graph.graph_memory import with_optimizer
     from placeto.problem.messages import within
-    from placeto.runtime.devices import open_devices
     from placeto.runtime.executable import PlacedModule
-    from placeto.runtime.sums import in_lists
+    from placeto.runtime.local_devices import open_devices
+    from placeto.runtime.transport.sums import in_lists
 
     options, file = as_planned(path, arguments.factory, None, arguments.options), load_placement(path)
     devices = open_devices(arguments.devices)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.cli.common import describe, note, note_memory, say
-from placeto.cli.devices import show_devices
-from placeto.cli.options import OptionalJson, Plot
 from placeto.cli.report import PlacedArguments, simulate_file
+from placeto.cli.shared.common import describe, note, note_memory, say
+from placeto.cli.shared.device_bars import show_devices
+from placeto.cli.shared.options import OptionalJson, Plot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.problem.cluster import DISPATCHES
-    from placeto.problem.graph.labels import NO_MICRO_BATCH
+    from placeto.problem.graph.label_values import NO_MICRO_BATCH
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate

@@ -10,16 +10,17 @@ from typing import Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import AvoidSubcommands, arg
 
-from placeto.cli import options as opt
-from placeto.cli.common import UsageError, find_cluster, note, say
-from placeto.cli.graphs import find_graph, is_factory
+from placeto.cli.shared import options as opt
+from placeto.cli.shared.common import find_cluster, note, say
+from placeto.cli.shared.graphs import find_graph, is_factory
+from placeto.errors import UsageError
 from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
+from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
 from placeto.training.config import AnyTrainConfig, TraversalTrainConfig, check_config
 from placeto.training.ranks import Ranks
@@ -161,9 +162,9 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     from placeto.cli.profile import real_step_of
     from placeto.problem.cluster import load_cluster, save_cluster
     from placeto.problem.costs.profiled import load_profiled, save_profiled
-    from placeto.runtime.devices import open_devices
-    from placeto.runtime.measured import MeasuredSteps
-    from placeto.runtime.profiling import profile
+    from placeto.runtime.local_devices import open_devices
+    from placeto.runtime.measuring.measured import MeasuredSteps
+    from placeto.runtime.measuring.profiling import profile
 
     config, out = arguments.config, Path(arguments.config.out)
     if not arguments.devices or arguments.cluster is not None:

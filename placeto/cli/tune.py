@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
-from placeto.cli.common import UsageError, say
-from placeto.cli.options import Counted, Devices, Factory, OptionalJsonOut, OptionalPath, Seed, Step
+from placeto.cli.shared.common import say
+from placeto.cli.shared.options import Counted, Devices, Factory, OptionalJsonOut, OptionalPath, Seed, Step
+from placeto.errors import UsageError
 from placeto.problem.checks import Positive
 from placeto.problem.units import format_us
 
@@ -40,8 +41,8 @@ def run(arguments: Arguments) -> None:
     from placeto.formats.placement import save_placement
     from placeto.placing import tuned
     from placeto.problem.graph.graph_memory import with_optimizer
-    from placeto.runtime.devices import open_devices
-    from placeto.runtime.tuning import Round
+    from placeto.runtime.local_devices import open_devices
+    from placeto.runtime.measuring.tuning import Round
     from placeto.training.curves import Curves
 
     devices = open_devices(arguments.devices)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
-    from placeto.environment.config import EnvConfig
+    from placeto.environment.env_config import EnvConfig
     from placeto.environment.instance import Instance, InstanceBatch, make_instance
     from placeto.environment.mdp import EnvState, reset, step
     from placeto.environment.observation import observe
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvConfig", "EnvState", "Instance", "InstanceBatch", "make_instance", "observe", "reset", "step"]
 
 _NAMES = {
-    "config": ("EnvConfig",),
+    "env_config": ("EnvConfig",),
     "instance": ("Instance", "InstanceBatch", "make_instance"),
     "mdp": ("EnvState", "reset", "step"),
     "observation": ("observe",),

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvState, reset, step
 from placeto.environment.rewards import find_reward, reward_names
+from placeto.errors import PlacerError
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -30,10 +31,6 @@ NOTHING = -1
 """Number of a group in rows of `arcs` that have no arc."""
 LARGEST = 1e6
 """Features are clipped to this size, since spaces of observations need bounds. They are shares and logarithms."""
-
-
-class EpisodesError(ValueError):
-    """Raised for problems that can't be placed in episodes, for wrong actions, and for wrong options of a reset."""
 
 
 class Sizes(NamedTuple):
@@ -68,7 +65,7 @@ class Episodes:
         sizes: the sizes to which arrays are padded; None = those that the problems need.
 
     Raises:
-        EpisodesError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
+        PlacerError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
             reward of this name.
     """
 
@@ -82,24 +79,24 @@ class Episodes:
     ) -> None:
         given = [] if isinstance(problems, PlacementProblem) else list(problems)
         if not given or any(not isinstance(p, PlacementProblem) or p.num_devices < 2 for p in given):
-            raise EpisodesError(
+            raise PlacerError(
                 "an environment needs a sequence of at least one problem, each on a cluster of two devices or more"
             )
         if not isinstance(env, EnvConfig):
-            raise EpisodesError(f"env must be an EnvConfig, not {env!r:.60}")
+            raise PlacerError(f"env must be an EnvConfig, not {env!r:.60}")
         if env.order not in ("policy", "topological"):
-            raise EpisodesError(f"env.order must be policy or topological, not {env.order!r:.60}")
+            raise PlacerError(f"env.order must be policy or topological, not {env.order!r:.60}")
         tolerance = env.tolerance
         if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
-            raise EpisodesError(f"env.tolerance must be None or at least 0, not {tolerance!r:.60}")
+            raise PlacerError(f"env.tolerance must be None or at least 0, not {tolerance!r:.60}")
         if reward not in reward_names():
-            raise EpisodesError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
+            raise PlacerError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
         self.batch = InstanceBatch.of([make_instance(problem) for problem in problems])
         self.env, self.reward, self.count = env, find_reward(reward), count
         largest = Sizes.of(problems)
         self.sizes = largest if sizes is None else sizes
         if any(need > size for need, size in zip(largest, self.sizes, strict=True)):
-            raise EpisodesError(f"sizes must be at least {largest}, not {self.sizes}: take Sizes.of all problems")
+            raise PlacerError(f"sizes must be at least {largest}, not {self.sizes}: take Sizes.of all problems")
         self.starts = np.array([_best_device(problem) for problem in problems])
         self.makespan = np.zeros(
             (count, self.sizes.groups + 1), np.float32
@@ -124,10 +121,10 @@ class Episodes:
         """The state of the episodes.
 
         Raises:
-            EpisodesError: the episodes haven't begun.
+            PlacerError: the episodes haven't begun.
         """
         if self.state is None:
-            raise EpisodesError("the episodes haven't begun: call reset() first")
+            raise PlacerError("the episodes haven't begun: call reset() first")
         return self.state
 
     def begin(self, rows: np.ndarray, index: np.ndarray, placement: np.ndarray | None = None) -> None:
@@ -157,14 +154,14 @@ class Episodes:
             action: (B,) int64, below A.
 
         Raises:
-            EpisodesError: an action is out of this range, or an episode is over.
+            PlacerError: an action is out of this range, or an episode is over.
         """
         before, mask, action = self.going, self.mask(), np.asarray(action)
         if (self.moves >= self.horizon).any():
-            raise EpisodesError("the episode is over: call reset() to begin another one")
+            raise PlacerError("the episode is over: call reset() to begin another one")
         whole = action.dtype.kind in "iu"
         if not whole or action.shape != (self.count,) or action.min() < 0 or action.max() >= self.actions:
-            raise EpisodesError(f"{self.count} actions from 0 to {self.actions - 1} are needed, not {action!r:.60}")
+            raise PlacerError(f"{self.count} actions from 0 to {self.actions - 1} are needed, not {action!r:.60}")
         illegal = ~mask[np.arange(self.count), action]
         action = np.where(illegal, mask.argmax(1), action)
         group, device = self._turn() if self._fixed else action // self.sizes.devices, action % self.sizes.devices

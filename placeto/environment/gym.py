@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.environment.config import EnvConfig
-from placeto.environment.episodes import LARGEST, NOTHING, Episodes, EpisodesError, Sizes
+from placeto.environment.env_config import EnvConfig
+from placeto.environment.episodes import LARGEST, NOTHING, Episodes, Sizes
+from placeto.errors import PlacerError
 from placeto.problem.problem import PlacementProblem
 
 try:
@@ -44,7 +45,7 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
             and tested on others, give both environments ``Sizes.of(all problems)``.
 
     Raises:
-        EpisodesError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
+        PlacerError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
             reward of this name.
     """
 
@@ -69,7 +70,7 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
         `options` may have "problem", the number of the episode's problem, and "placement", (G,) devices of its groups.
 
         Raises:
-            EpisodesError: an option is unknown or wrong.
+            PlacerError: an option is unknown or wrong.
         """
         super().reset(seed=seed)
         index = np.array([self.np_random.integers(len(self.episodes.batch.instances))])
@@ -82,7 +83,7 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
         A move that isn't legal changes nothing.
 
         Raises:
-            EpisodesError: there is no such action, no episode has begun, or it is over.
+            PlacerError: there is no such action, no episode has begun, or it is over.
         """
         reward, over = self.episodes.move(np.array([action]))
         return self._seen(), float(reward[0]), bool(over[0]), False, self._info(bool(over[0]))
@@ -119,7 +120,7 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
         sizes: as for `PlacementEnv`.
 
     Raises:
-        EpisodesError: as for `PlacementEnv`.
+        PlacerError: as for `PlacementEnv`.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - gymnasium says so
@@ -147,7 +148,7 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
         `options` are those of `PlacementEnv`, with a row for each episode.
 
         Raises:
-            EpisodesError: an option is unknown or wrong.
+            PlacerError: an option is unknown or wrong.
         """
         super().reset(seed=seed)
         _begin(self.episodes, np.ones(self.num_envs, bool), self._drawn(), options or {})
@@ -161,7 +162,7 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
             False; and infos.
 
         Raises:
-            EpisodesError: an action is out of range, or no episodes have begun.
+            PlacerError: an action is out of range, or no episodes have begun.
         """
         reward, over = self.episodes.move(actions)
         last: dict[str, Any] = {}
@@ -209,15 +210,15 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
     The options of a reset may replace the problems, and give placements.
 
     Raises:
-        EpisodesError: an option is unknown or wrong.
+        PlacerError: an option is unknown or wrong.
     """
     if unknown := set(options) - {"problem", "placement"}:
-        raise EpisodesError(f"unknown option {min(unknown)!r:.60} of a reset; there are problem and placement")
+        raise PlacerError(f"unknown option {min(unknown)!r:.60} of a reset; there are problem and placement")
     problems, placement = len(episodes.batch.instances), None
     if "problem" in options:
         index = np.atleast_1d(np.array(options["problem"]))
         if index.shape != rows.shape or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= problems:
-            raise EpisodesError(
+            raise PlacerError(
                 f"option problem must be {len(rows)} of 0 to {problems - 1}, not {options['problem']!r:.60}"
             )
     if "placement" in options:
@@ -226,7 +227,7 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
             groups, devices = int(batch.num_groups[number]), int(batch.num_devices[number])
             whole = given.shape in ((groups,), (episodes.sizes.groups,)) and given.dtype.kind in "iu"
             if not whole or given.min() < 0 or given.max() >= devices:
-                raise EpisodesError(
+                raise PlacerError(
                     f"option placement must have a device from 0 to {devices - 1} for each of the {groups} groups of "
                     f"problem {number}, not {options['placement']!r:.60}"
                 )
@@ -241,7 +242,7 @@ def _rows(values: Any, count: int) -> list[np.ndarray]:
     except (TypeError, ValueError):  # a number, None, or rows of other rows
         rows = []
     if len(rows) != count:
-        raise EpisodesError(f"option placement must be a row of devices for each of {count}, not {values!r:.60}")
+        raise PlacerError(f"option placement must be a row of devices for each of {count}, not {values!r:.60}")
     return rows
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.environment.columns import NODE
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch
 from placeto.environment.observation import observe
 from placeto.environment.tensors import to_data

@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
-from placeto.environment.kernel import Situation, describe, describe_moves, situation
+from placeto.environment.observation_kernel import Situation, describe, describe_moves, situation
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.environment.columns import PAIR
+from placeto.plumbing.compiling import compiled
 
 ALL_OFFERED = 8
 """Up to this number of devices in a cluster, all are offered. With more devices, the best offered move is worth 92 %

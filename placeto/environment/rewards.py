@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placeto import extensions
-from placeto.extensions import ExtensionError, described, load_extension, named_extensions, takes_one
+from placeto.errors import PlacerError
+from placeto.plumbing import extensions
+from placeto.plumbing.extensions import described, load_extension, named_extensions, takes_one
 
 Reward = Callable[[Tensor], Tensor]
 """A function from relative makespans (T+1, B) of episodes to the reward of each move (T, B)."""
@@ -91,7 +92,7 @@ def reward_names() -> list[str]:
     """Names of all rewards of moves, those of other packages included.
 
     Raises:
-        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
+        PlacerError: two packages have a reward of the same name, or one has a name of Placeto's.
     """
     return [*REWARDS, *_others(extensions.REWARDS)]
 
@@ -100,7 +101,7 @@ def placement_reward_names() -> list[str]:
     """Names of all rewards of whole placements, those of other packages included.
 
     Raises:
-        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
+        PlacerError: two packages have a reward of the same name, or one has a name of Placeto's.
     """
     return [*PLACEMENT_REWARDS, *_others(extensions.PLACEMENT_REWARDS)]
 
@@ -109,11 +110,11 @@ def placement_reward_names() -> list[str]:
 def find_reward(name: str) -> Reward:
     """Find a reward of moves by its name.
 
-    A reward of another package raises an ExtensionError when it returns anything else than finite floats (T, B).
+    A reward of another package raises an PlacerError when it returns anything else than finite floats (T, B).
 
     Raises:
         KeyError: there is no reward of this name.
-        ExtensionError: the package that has the reward can't be used.
+        PlacerError: the package that has the reward can't be used.
     """
     return REWARDS[name] if name in REWARDS else _load(extensions.REWARDS, name, 1)
 
@@ -122,11 +123,11 @@ def find_reward(name: str) -> Reward:
 def find_placement_reward(name: str) -> PlacementReward:
     """Find a reward of whole placements by its name.
 
-    A reward of another package raises an ExtensionError when it returns anything else than finite floats (B, K).
+    A reward of another package raises an PlacerError when it returns anything else than finite floats (B, K).
 
     Raises:
         KeyError: there is no reward of this name.
-        ExtensionError: the package that has the reward can't be used.
+        PlacerError: the package that has the reward can't be used.
     """
     return PLACEMENT_REWARDS[name] if name in PLACEMENT_REWARDS else _load(extensions.PLACEMENT_REWARDS, name, 0)
 
@@ -137,16 +138,16 @@ def _others(group: str) -> dict[str, EntryPoint]:
 
 
 def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
-    """Load a reward of another package; it is wrapped so that it raises an ExtensionError for a wrong result.
+    """Load a reward of another package; it is wrapped so that it raises an PlacerError for a wrong result.
 
     The result must be finite floats with the shape of the makespans without their first `moves` rows.
     """
     point = _others(group)[name]
     reward = load_extension(point)
     if not callable(reward):
-        raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
+        raise PlacerError(f"{described(point)}: is no function, but {reward!r:.60}")
     if not takes_one(reward):
-        raise ExtensionError(f"{described(point)}: must take one argument, the makespans")
+        raise PlacerError(f"{described(point)}: must take one argument, the makespans")
 
     @wraps(reward)
     def checked(relative: Any) -> Any:
@@ -154,13 +155,13 @@ def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
         worth, expected = reward(own), tuple(relative[moves:].shape)
         if not isinstance(worth, type(relative)) or worth.shape != expected:
             found = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
-            raise ExtensionError(
+            raise PlacerError(
                 f"{described(point)}: returns {found} for makespans {tuple(relative.shape)}, it must be {expected}"
             )
         floats = worth.is_floating_point() if isinstance(worth, Tensor) else worth.dtype.kind == "f"
         if not floats or not (worth.isfinite() if isinstance(worth, Tensor) else np.isfinite(worth)).all():
             what = f"numbers of type {worth.dtype}" if not floats else "numbers that are not finite"
-            raise ExtensionError(f"{described(point)}: returns {what}, it must be finite floats")
+            raise PlacerError(f"{described(point)}: returns {what}, it must be finite floats")
         return worth
 
     return checked

@@ -14,8 +14,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.environment.instance import Instance, Measure
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.problem.grouping import expand
 from placeto.simulator import kernel, memory

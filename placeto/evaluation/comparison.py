@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar
 
 from pydantic import Field
 
-from placeto.cores import cores
+from placeto.errors import PlacerError
 from placeto.evaluation.summary import ratio
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
+from placeto.plumbing.cores import cores
 from placeto.pretrained import pretrained_path
 from placeto.problem.checks import Flag, Index, Number, OpenRecord, Record, Text, checked, read_document
 from placeto.problem.costs import EFFICIENCY, CostModel
@@ -47,10 +48,6 @@ SAVE_EVERY_S = 2.0
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class EvaluationError(ValueError):
-    """Placers that can't be compared as asked, a file that holds no evaluation, or a worker that was killed."""
 
 
 class RowRecord(OpenRecord):
@@ -127,24 +124,24 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
     PlacerSpec(label='anneal@10000', placer='anneal', simulations=10000, seconds=None)
 
     Raises:
-        LoadError: an unknown placer, or a learned one without a checkpoint.
-        EvaluationError: the text doesn't have this form, or asks for a pass of a placer that doesn't learn.
+        PlacerError: an unknown placer, or a learned one without a checkpoint.
+        PlacerError: the text doesn't have this form, or asks for a pass of a placer that doesn't learn.
     """
     from placeto.heuristics import HEURISTICS
 
     form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
     if form is None:
-        raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
+        raise PlacerError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]
     if budget is not None and budget != "pass" and float(budget) >= 2**63:
-        raise EvaluationError(f"placer {text!r}: the number of simulations must be below 2^63")
+        raise PlacerError(f"placer {text!r}: the number of simulations must be below 2^63")
     if budget is not None:
         simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
         placer = str(checkpoint) if Path(checkpoint).exists() else placer  # "pretrained": the placer of this name
     load_placer(placer)
     if budget == "pass" and placer in HEURISTICS:
-        raise EvaluationError(f"placer {text!r}: only learned placers have a pass; write {text.strip()[:-5]!r}")
+        raise PlacerError(f"placer {text!r}: only learned placers have a pass; write {text.strip()[:-5]!r}")
     return PlacerSpec(form["label"] or text.strip(), placer, simulations, seconds)
 
 
@@ -181,16 +178,16 @@ def evaluate(
         in the file and are not returned.
 
     Raises:
-        EvaluationError: two placers with one label, or `out` exists and holds something else, or a placer finds no
+        PlacerError: two placers with one label, or `out` exists and holds something else, or a placer finds no
             placement that its tool can run. The rows made before are in `out`.
-        BusyError: another process evaluates into `out`.
+        PlacetoError: another process evaluates into `out`.
         PlanError: `whole_modules` is set, and a graph has no modules.
     """
     if whole_modules:
         graphs = {name: with_modules_whole(graph) for name, graph in graphs.items()}
     labels = [spec.label for spec in specs]
     if len(set(labels)) < len(labels):
-        raise EvaluationError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")
+        raise PlacerError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")
     jobs = [
         Job(name, spec, seed, _key(name, problem, spec, seed))
         for name, problem in ((name, PlacementProblem(graph, cluster, costs).hash) for name, graph in graphs.items())
@@ -231,13 +228,13 @@ def load_rows(path: str | Path) -> list[Row]:
     """Return the rows of an evaluation file.
 
     Raises:
-        EvaluationError: the file holds no evaluation.
+        PlacerError: the file holds no evaluation.
         OSError: the file can't be read.
     """
-    document = read_json(path, EvaluationError)
-    with within(EvaluationError, path):
-        content = read_document(document, FORMAT, "an evaluation file", EvaluationRecord, EvaluationError)
-        checked(content["rows"], list[RowRecord], EvaluationError, "rows")
+    document = read_json(path, PlacerError)
+    with within(PlacerError, path):
+        content = read_document(document, FORMAT, "an evaluation file", EvaluationRecord, PlacerError)
+        checked(content["rows"], list[RowRecord], PlacerError, "rows")
     return content["rows"]
 
 
@@ -284,7 +281,7 @@ def in_processes(
     SIGTERM ends the processes.
 
     Raises:
-        EvaluationError: one of the processes was killed.
+        PlacerError: one of the processes was killed.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start, arguments)
@@ -295,7 +292,7 @@ def in_processes(
                 yield pending.pop(future), future.result()
     except BrokenProcessPool:
         time.sleep(1.0)  # if it was Ctrl-C that ended the workers, it is about to be raised here as well
-        raise EvaluationError("a worker process was killed; is there enough memory for --processes?") from None
+        raise PlacerError("a worker process was killed; is there enough memory for --processes?") from None
     finally:
         for process in set(multiprocessing.active_children()) - others if pending else ():
             process.terminate()
@@ -313,7 +310,7 @@ class _Worker:
         self.placers: dict[PlacerSpec, Placer] = {}
 
     def run(self, job: Job) -> Row:
-        from placeto.problem.step.plan import PlanError
+        from placeto.errors import PlanError
 
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
@@ -326,7 +323,7 @@ class _Worker:
         try:
             result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
         except PlanError as error:
-            raise EvaluationError(f"{job.spec.label} on {job.graph}: {error}; leave one of the two out") from None
+            raise PlacerError(f"{job.spec.label} on {job.graph}: {error}; leave one of the two out") from None
         single = best_single(problem)
         row: Row = {
             "graph": job.graph,

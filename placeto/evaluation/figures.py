@@ -13,8 +13,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from placeto.plumbing.terminal import drawable
 from placeto.problem.units import format_us
-from placeto.terminal import drawable
 
 if TYPE_CHECKING:
     from placeto.evaluation.machines import Machine

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from placeto.evaluation.summary import ratio
 from placeto.formats.advice import data_parallel_advice
+from placeto.plumbing.terminal import table
 from placeto.problem.json_files import write_json
 from placeto.problem.units import format_us
-from placeto.simulator.data_parallel import DataParallel, data_parallel
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.single_device import best_single
-from placeto.terminal import table
+from placeto.simulator.tool_steps.data_parallel import DataParallel, data_parallel
 
 if TYPE_CHECKING:
     from placeto.placers import Placer

@@ -24,7 +24,7 @@ def seen_before(specs: Sequence[PlacerSpec], graphs: Mapping[str, ComputationGra
     the policy that comes with the package, the names of the graphs are known.
 
     Raises:
-        CheckpointError: a checkpoint has something else in place of the names of its graphs.
+        TrainingError: a checkpoint has something else in place of the names of its graphs.
     """
     sentences = []
     for placer in dict.fromkeys(spec.placer for spec in specs):

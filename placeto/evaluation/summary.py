@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from placeto.simulator.data_parallel import ratio
+from placeto.simulator.tool_steps.data_parallel import ratio
 
 Row = dict[str, Any]
 COLUMNS = ("placer", "/ one device", "/ best known", "/ lower bound", "wins", "worst", "fits", "simulations", "seconds")

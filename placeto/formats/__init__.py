@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
     from placeto.formats.chrome_trace import save_chrome_trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.data_parallel import DataParallel
+from placeto.simulator.tool_steps.data_parallel import DataParallel
 
 
 def data_parallel_advice(problem: PlacementProblem, makespan_us: float, step: DataParallel) -> str:

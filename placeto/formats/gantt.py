@@ -19,11 +19,12 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from placeto.formats.labels import OTHER, captions, color_labels
+from placeto.errors import PlacementError
+from placeto.formats.op_labels import OTHER, captions, color_labels
+from placeto.plumbing.terminal import drawable
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_us
 from placeto.simulator.single_device import best_single
-from placeto.terminal import drawable
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
@@ -36,10 +37,6 @@ _LETTER = 0.0085  # width of a letter, as a share of the time axis
 _TITLE = 160  # characters of a title, at most
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
-
-
-class PlotError(ValueError):
-    """The name of a picture has an ending that isn't in `SUFFIXES`."""
 
 
 def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
@@ -124,7 +121,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the ending of its name.
 
     Raises:
-        PlotError: another ending.
+        PlacementError: another ending.
         OSError: the file can't be written.
     """
     check_suffix(path)
@@ -147,10 +144,10 @@ def check_suffix(path: str | Path) -> None:
     """Refuse a picture's name with an unknown ending, before any work is done.
 
     Raises:
-        PlotError: the ending is not in `SUFFIXES`.
+        PlacementError: the ending is not in `SUFFIXES`.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{path}: a picture's name must end in {', '.join(SUFFIXES)}")
+        raise PlacementError(f"{path}: a picture's name must end in {', '.join(SUFFIXES)}")
 
 
 def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: float) -> np.ndarray:

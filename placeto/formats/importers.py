@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from placeto.formats import dnn_partitioning, doppler, onnx_model, pipedream, stg
+from placeto.formats.graphs_of_others import dnn_partitioning, doppler, pipedream, stg
+from placeto.formats.onnx_import import onnx_model
 
 IMPORTERS: dict[str, ModuleType] = {
     "pipedream": pipedream,

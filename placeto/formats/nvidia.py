@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.problem.cluster import BYTES_PER_US, MOST_DEVICES, Cluster, ClusterError, Device, SharedLink
-from placeto.problem.cluster.devices import NVIDIA
+from placeto.errors import ClusterError
+from placeto.problem.cluster import BYTES_PER_US, MOST_DEVICES, Cluster, Device, SharedLink
+from placeto.problem.cluster.boards import NVIDIA
 from placeto.problem.cluster.presets import (
     LATENCY_US,
     NVLINK2,

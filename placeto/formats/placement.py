@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.errors import PlacementError
 from placeto.problem.checks import Flag, Index, Number, Size, Text, read_document, record_of
 from placeto.problem.cluster.cluster import Dispatch
-from placeto.problem.dispatch import OrderError, order_of_lists
+from placeto.problem.dispatch import order_of_lists
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import listed, quote, within
 from placeto.problem.step.plan import Plan
 from placeto.problem.step.plan_files import PlanRecord, plan_document, plan_of
-from placeto.simulator.schedule import PlacementError
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
@@ -101,7 +101,7 @@ class PlacementFile:
             lists.append([graph.index[op] for op in names])
         try:
             return order_of_lists(graph, lists)
-        except OrderError as problem:
+        except PlacementError as problem:
             raise PlacementError(str(problem)) from None
 
     def on(self, graph: ComputationGraph, count: int) -> tuple[np.ndarray, list[list[int]], list[str]]:

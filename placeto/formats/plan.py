@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.formats.placement import PLANS, PlacementError, PlacementFile, document_of, placement_of
+from placeto.errors import PlacementError
+from placeto.formats.placement import PLANS, PlacementFile, document_of, placement_of
 from placeto.problem.checks import Count, Flag, Number, Size, Text, read_document, record_of
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within

@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from placeto.heuristics.baechi import try_m_etf, try_m_sct, try_m_topo
-from placeto.heuristics.common import Rule
-from placeto.heuristics.exact.placer import try_exact
+from placeto.heuristics.exact.exact_placer import try_exact
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts
 from placeto.heuristics.local_search.descents import climb, iterate
@@ -23,6 +22,7 @@ from placeto.heuristics.naive import try_fastest, try_random, try_roundrobin, tr
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.plans import try_all_plans, try_even_plans
 from placeto.heuristics.repair import repair as make_fit
+from placeto.heuristics.rules import Rule
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.warming import warm_up

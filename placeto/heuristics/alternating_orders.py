@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.heuristics.alternating_orders import Chunks, in_turns, turns
+from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.flat import LONE, FlatProblems
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.lowering import lowered
 

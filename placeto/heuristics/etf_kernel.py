@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.by_reference import reference
-from placeto.compiling import compiled
 from placeto.heuristics.heaps import Heaps, new_heaps, put, put_new, without_first
 from placeto.heuristics.list_kernels import (
     Booked,
@@ -26,6 +24,8 @@ from placeto.heuristics.list_kernels import (
     nothing_booked,
     settled,
 )
+from placeto.plumbing.by_reference import reference
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FlatProblems
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 
 
 class Heaps(NamedTuple):

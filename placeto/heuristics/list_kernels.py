@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FREE, PAIR, FlatProblems
 
 

@@ -17,10 +17,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from placeto.compiling import compiled
-from placeto.heuristics.common import demands, within_memory
 from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
+from placeto.heuristics.rules import demands, within_memory
+from placeto.plumbing.compiling import compiled
 from placeto.problem.graph.gradient_sums import together
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.heuristics.common import group_sum, group_times
+from placeto.heuristics.rules import group_sum, group_times
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.single_device import busy_us
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pymetis
 
-from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, score_within_memory
+from placeto.heuristics.rules import cut_in_order, device_speeds, group_sum, group_times, score_within_memory
 from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem

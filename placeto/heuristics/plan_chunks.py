@@ -16,7 +16,7 @@ import numpy as np
 
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import in_first
 from placeto.problem.step.layers import layers

@@ -20,16 +20,17 @@ from functools import partial
 
 import numpy as np
 
-from placeto.heuristics.common import device_speeds
+from placeto.errors import PlanError
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plan_chunks import chunk_score
+from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import TOOLS, Plan, PlanError, Stages, Tool, dealt
+from placeto.problem.step.plan import TOOLS, Plan, Stages, Tool, dealt
 from placeto.simulator.evaluator import Evaluator
 
 Scored = tuple[float, Plan, np.ndarray]

@@ -4,8 +4,9 @@ Input: a training step in several numbers of micro-batches, and a cluster. Outpu
 first, or what is needed to make it fit into the memory of one device.
 """
 
-from placeto.planning.numbers import PlanningError
-from placeto.planning.steps import PlannedStep, Plans
+from placeto.errors import PlanError
+from placeto.planning.planned_steps import PlannedStep, Plans
 from placeto.planning.ways import plan, plans_of, with_headroom
 
-__all__ = ["PlannedStep", "PlanningError", "Plans", "plan", "plans_of", "with_headroom"]
+PlanningError = PlanError  # its name before, for one version
+__all__ = ["PlanError", "PlannedStep", "Plans", "plan", "plans_of", "with_headroom"]

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from placeto.errors import CaptureError
 from placeto.planning.numbers import COUNTS
-from placeto.planning.steps import Kind, PlannedStep
+from placeto.planning.planned_steps import Kind, PlannedStep
 from placeto.planning.ways import one_device, sharded
+from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes
-from placeto.simulator.memory_timeline import CATEGORIES
-from placeto.terminal import table
+from placeto.simulator.readings.memory_timeline import CATEGORIES
 
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
@@ -101,8 +102,6 @@ def fits(
     Raises:
         CaptureError: the step can't be captured in the first of these ways.
     """
-    from placeto.capture.errors import CaptureError
-
     captured, left_out, steps = cache(capture), dict[int, str](), list[PlannedStep]()
 
     def graphs(numbers: Iterable[int]) -> Iterator[ComputationGraph]:

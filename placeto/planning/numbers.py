@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from placeto.errors import CaptureError, PlacerError, PlacetoError, PlanError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
@@ -18,14 +19,6 @@ COUNTS = (1, 2, 4, 8, 16)
 LEAST = 30
 """Simulations that a budget must have for each number that is tried. A third of them is spent on the comparison."""
 _FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
-
-
-class PlanningError(ValueError):
-    """A step for which there are no plans; the message says why, and what to do."""
-
-
-class MicroBatchingError(ValueError):
-    """A budget that is too small to compare numbers of micro-batches; the message says which budget suffices."""
 
 
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
@@ -53,10 +46,8 @@ def in_numbers(
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers; it is the first refusal.
-        PlanningError: `counts` is empty.
+        PlanError: `counts` is empty.
     """
-    from placeto.capture.errors import CaptureError  # torch takes seconds
-
     problems, left_out, first = dict[int, PlacementProblem](), dict[int, str](), None
     for count in dict.fromkeys(counts):
         try:
@@ -64,7 +55,7 @@ def in_numbers(
         except CaptureError as refused:
             first, left_out[count] = first or refused, str(refused)
     if not problems:
-        raise first or PlanningError("no number of micro-batches: give at least one, such as 8")
+        raise first or PlanError("no number of micro-batches: give at least one, such as 8")
     return problems, left_out
 
 
@@ -87,7 +78,7 @@ def place_in_best(
 
     Raises:
         ValueError: the placer refuses the step in the first number. Others that it refuses are left out.
-        MicroBatchingError: too few simulations to compare the numbers.
+        PlacerError: too few simulations to compare the numbers.
     """
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
@@ -95,7 +86,7 @@ def place_in_best(
         ((count, problem),) = problems.items()
         return Chosen(count, result := place(problem, simulations, seconds), {count: result}, {})
     if simulations is not None and simulations < LEAST * len(problems):
-        raise MicroBatchingError(
+        raise PlacerError(
             f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
             f"give at least {LEAST * len(problems)}, or say how many micro-batches to use"
         )
@@ -106,7 +97,7 @@ def place_in_best(
         try:
             found = place(problem, counted, None if seconds is None else seconds * share)
         except ValueError as refused:
-            if not first or not type(refused).__module__.startswith("placeto."):
+            if not first or not isinstance(refused, PlacetoError):
                 raise
             left_out[count] = str(refused)
             continue

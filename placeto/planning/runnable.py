@@ -8,9 +8,9 @@ from __future__ import annotations
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.problem.grouping import Groups
 from placeto.problem.step.plan import Tool
-from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.pipeline_step import in_whole_chunks, pipeline_step
+from placeto.simulator.tool_steps.chunk_order import order_chunks
+from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step
 
 
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:

@@ -16,35 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.heuristics.common import device_speeds
+from placeto.errors import ClusterError, PlanError
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import can_run, make_plan, move_borders, ranked_plans
+from placeto.heuristics.rules import device_speeds
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import COUNTS, LEAST, PlanningError, in_numbers, place_in_best
+from placeto.planning.numbers import COUNTS, LEAST, in_numbers, place_in_best
+from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, kind_of
 from placeto.planning.runnable import as_run
-from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans, kind_of
-from placeto.problem.cluster import Cluster, ClusterError, load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, PlanError, Tool, dealt
+from placeto.problem.step.plan import Plan, Tool, dealt
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
-from placeto.simulator.module_step import in_whole_modules
-from placeto.simulator.replica_step import replicated
+from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.single_device import busy_us
+from placeto.simulator.tool_steps.module_step import in_whole_modules
+from placeto.simulator.tool_steps.replica_step import replicated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
 
-    from placeto.capture.arguments import Inputs
+    from placeto.capture.inputs.arguments import Inputs
     from placeto.problem.costs import CostModel
 
 DEFAULT_SIMULATIONS = 300
@@ -94,9 +95,9 @@ def plan(
     Raises:
         CaptureError: the module can't be traced.
         ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
-        PlanningError: `micro_batches` is empty, or `simulations` is negative.
+        PlanError: `micro_batches` is empty, or `simulations` is negative.
     """
-    from placeto.capture.batch_dimension import batch_length
+    from placeto.capture.inputs.batch_dimension import batch_length
     from placeto.capture.trace import capture_training
 
     on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
@@ -146,10 +147,10 @@ def plans_of(
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
-        PlanningError: `counts` is empty, or `simulations` is negative.
+        PlanError: `counts` is empty, or `simulations` is negative.
     """
     if simulations < 0:
-        raise PlanningError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
+        raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
     found = [way for count, problem in problems.items() for way in _simple_ways(problem, count, batch)]
     found += _ways_of_plans(problems, batch, runnable_by, refusals)

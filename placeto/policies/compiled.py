@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 from placeto.policies.scales import FINE, FINE_RANGE
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset, step
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.base import PairDistribution, answers
-from placeto.policies.placer import LearnedPlacer
+from placeto.policies.learned_placer import LearnedPlacer
+from placeto.policies.pair_policy import PairDistribution, answers
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

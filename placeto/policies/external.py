@@ -9,17 +9,14 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any, Literal
 
-from placeto import extensions
-from placeto.environment.config import EnvConfig
-from placeto.extensions import ExtensionError, described, load_extension, named_extensions, raised, takes_one
+from placeto.environment.env_config import EnvConfig
+from placeto.errors import PlacerError
 from placeto.heuristics import HEURISTICS
+from placeto.plumbing import extensions
+from placeto.plumbing.extensions import described, load_extension, named_extensions, raised, takes_one
 from placeto.policies import POLICIES, PolicyEntry
 
 _PLACING = {"iterative": ("episodic", "episode_placer"), "one-shot": ("one_shot.sampling", "sampling_placer")}
-
-
-class UnknownPolicyError(ValueError):
-    """The name of a learned placer that neither Placeto nor an installed package has."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,21 @@ class ExternalPolicy:
         """Return a new network with the given settings, an instance of `config`.
 
         Raises:
-            ExtensionError: `policy` fails, or what it makes is no network of this kind or has no parameters to learn.
+            PlacerError: `policy` fails, or what it makes is no network of this kind or has no parameters to learn.
         """
         from torch import nn
 
-        from placeto.policies.one_shot.base import OneShotPolicy
+        from placeto.policies.one_shot.one_shot_policy import OneShotPolicy
 
         try:
             network = self.policy(settings)
         except Exception as problem:
-            raise ExtensionError(f"policy {self._name} can't be made of {settings!r:.60}: {raised(problem)}") from None
+            raise PlacerError(f"policy {self._name} can't be made of {settings!r:.60}: {raised(problem)}") from None
         kind = OneShotPolicy if self.kind == "one-shot" else nn.Module
         if not isinstance(network, kind):
-            raise ExtensionError(f"policy {self._name} must make a {kind.__name__}, not {network!r:.60}")
+            raise PlacerError(f"policy {self._name} must make a {kind.__name__}, not {network!r:.60}")
         if not any(parameter.requires_grad for parameter in network.parameters()):
-            raise ExtensionError(f"policy {self._name} makes a network without parameters: there is nothing to learn")
+            raise PlacerError(f"policy {self._name} makes a network without parameters: there is nothing to learn")
         return network
 
     @property
@@ -81,8 +78,8 @@ def find_policy(name: str) -> AnyPolicy:
     """Return what the learned placer of a name is made of.
 
     Raises:
-        UnknownPolicyError: no learned placer has this name.
-        ExtensionError: the package that has it can't be used; or two packages have a learned placer of the same name,
+        PlacerError: no learned placer has this name.
+        PlacerError: the package that has it can't be used; or two packages have a learned placer of the same name,
             or one has a name of Placeto's.
     """
     others = _others()
@@ -90,16 +87,14 @@ def find_policy(name: str) -> AnyPolicy:
         return POLICIES[name]
     if name in others:
         return _load(name)
-    raise UnknownPolicyError(
-        f"no installed package has a learned placer {name!r:.60}; there are {', '.join(policy_names())}"
-    )
+    raise PlacerError(f"no installed package has a learned placer {name!r:.60}; there are {', '.join(policy_names())}")
 
 
 def policy_names() -> list[str]:
     """Return the names of all learned placers, those of Placeto first.
 
     Raises:
-        ExtensionError: two packages have a learned placer of the same name, or one has a name of Placeto's.
+        PlacerError: two packages have a learned placer of the same name, or one has a name of Placeto's.
     """
     return [*POLICIES, *_others()]
 
@@ -108,7 +103,7 @@ def external_policies() -> dict[str, ExternalPolicy]:
     """Return the learned placers of other packages, by name.
 
     Raises:
-        ExtensionError: a package can't be used; or two packages have a learned placer of the same name, or one has a
+        PlacerError: a package can't be used; or two packages have a learned placer of the same name, or one has a
             name of Placeto's.
     """
     return {name: _load(name) for name in _others()}
@@ -124,12 +119,12 @@ def _load(name: str) -> ExternalPolicy:
     """Import and return what the entry point of a learned placer names.
 
     Raises:
-        ExtensionError: it can't be imported, or it is no usable `ExternalPolicy`.
+        PlacerError: it can't be imported, or it is no usable `ExternalPolicy`.
     """
     point = _others()[name]
     found = load_extension(point)
     if wrong := _wrong(found):
-        raise ExtensionError(f"{described(point)}: {wrong}")
+        raise PlacerError(f"{described(point)}: {wrong}")
     assert isinstance(found, ExternalPolicy)
     return found
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import Instance, make_instance, new_instance
-from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.part_of_cluster import on_best_part
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.heuristics.order_choice import order_chosen_again
-from placeto.policies.coarsening import Coarsening
+from placeto.heuristics.rules import Rule
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.placer import LearnedPlacer
+from placeto.policies.joining import Coarsening
+from placeto.policies.learned_placer import LearnedPlacer
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult

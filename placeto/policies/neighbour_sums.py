@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 
 
 def neighbour_sums(sent: Tensor, arcs: np.ndarray) -> Tensor:

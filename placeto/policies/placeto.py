@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.environment.columns import EDGE, NODE, PAIR
+from placeto.plumbing.ranges import Depth, Weight, Width
 from placeto.policies.message_passing import EdgeMessagePassing, mlp
 from placeto.policies.scales import FINE, FINE_RANGE
-from placeto.ranges import Depth, Weight, Width
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.environment.walk import NUM_FEATURES, Walk
-from placeto.policies.base import PolicyError
+from placeto.errors import PlacerError
+from placeto.plumbing.ranges import Depth, Width
 from placeto.policies.neighbour_sums import neighbour_sums
-from placeto.ranges import Depth, Width
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class PlacetoPaperPolicy(nn.Module):
             around: what the policy reads of the graph.
 
         Raises:
-            PolicyError: the cluster has more devices than the head.
+            PlacerError: the cluster has more devices than the head.
         """
         states, nodes, known = features.shape
         devices, width = known - NUM_FEATURES, NUM_FEATURES + self.config.devices
         if devices > self.config.devices:
-            raise PolicyError(
+            raise PlacerError(
                 f"the policy was made for {self.config.devices} devices at most, the cluster has {devices}: "
                 "train with a larger policy.devices"
             )

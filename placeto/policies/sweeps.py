@@ -1,7 +1,7 @@
 """Sweeps of a trained policy: the moves that it scores highest are simulated, and some of them are kept.
 
 A move is taken back if it ends more than a tolerance above the best makespan so far. Groups that the placement has on
-one device are also joined (`placeto.policies.coarsening`), so that one move can give many groups another device.
+one device are also joined (`placeto.policies.joining`), so that one move can give many groups another device.
 
 Legend: G groups, D devices, C joined groups.
 """
@@ -16,14 +16,14 @@ from typing import Annotated
 import numpy as np
 
 from placeto.environment.columns import NODE
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance, new_instance
 from placeto.environment.observation import look
 from placeto.heuristics.local_search.starts import round_to_groups
-from placeto.policies.coarsening import Coarsening
+from placeto.plumbing.ranges import Count, Share, within
 from placeto.policies.compiled import CompiledPolicy
+from placeto.policies.joining import Coarsening
 from placeto.problem.grouping import join_groups
-from placeto.ranges import Count, Share, within
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk, WalkState
-from placeto.policies.placer import LearnedPlacer, trained_devices
+from placeto.policies.learned_placer import LearnedPlacer, trained_devices
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -102,7 +102,7 @@ def traverse(
         lap: called at the end of each piece of work, with what it was: "simulation" or "network".
 
     Raises:
-        PolicyError: the cluster has more devices than the policy was made for.
+        PlacerError: the cluster has more devices than the policy was made for.
     """
     state = walk.begin(count, walk.random_start())
     features, current, action, makespan = [], [], [], [state.makespan]

@@ -16,22 +16,19 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from placeto.errors import TrainingError
+from placeto.plumbing.terminal import printable
 from placeto.problem.files import atomic_write
-from placeto.terminal import printable
 
 SUFFIX = ".safetensors"
 _KEY, _CHECKSUM, _PARAMETERS = "placeto", "sha256", "best_parameters"
-
-
-class WeightsError(ValueError):
-    """A file that holds no weights of a policy, or that is damaged."""
 
 
 def load_weights(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
 
     Raises:
-        WeightsError: it is no weights file, or it is damaged: its checksum isn't that of its content.
+        TrainingError: it is no weights file, or it is damaged: its checksum isn't that of its content.
         OSError: it can't be read.
     """
     try:
@@ -42,9 +39,9 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         state = json.loads(text) if text is not None else None
     except (SafetensorError, ValueError, TypeError, RecursionError) as problem:
         reason = printable(" ".join(str(problem).split())[:120])
-        raise WeightsError(f"{path}: not a file of weights ({reason})") from None
+        raise TrainingError(f"{path}: not a file of weights ({reason})") from None
     if not isinstance(state, dict):
-        raise WeightsError(f"{path}: holds no policy of Placeto")
+        raise TrainingError(f"{path}: holds no policy of Placeto")
     _check(metadata, parameters, path)
     return {key: _with_tuples(value) for key, value in state.items()} | {_PARAMETERS: parameters}
 
@@ -77,10 +74,10 @@ def _check(metadata: Mapping[str, str], parameters: Mapping[str, np.ndarray], pa
     """Refuse a file with the wrong checksum, or with other metadata than `save_weights` writes.
 
     Raises:
-        WeightsError: the file is damaged.
+        TrainingError: the file is damaged.
     """
     if metadata.keys() != {_KEY, _CHECKSUM} or metadata[_CHECKSUM] != checksum(parameters, metadata[_KEY]):
-        raise WeightsError(f"{path}: damaged: its checksum isn't that of its content; take another copy")
+        raise TrainingError(f"{path}: damaged: its checksum isn't that of its content; take another copy")
 
 
 def _with_tuples(value: Any) -> Any:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
-from placeto.problem.cluster import CLUSTERS, Cluster, ClusterError, Device, Link, Topology
-from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.errors import ClusterError, GraphError
+from placeto.plumbing.lazily import lazily
+from placeto.problem.cluster import CLUSTERS, Cluster, Device, Link, Topology
+from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 
 if TYPE_CHECKING:

@@ -23,16 +23,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from placeto.errors import PlacementError
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.messages import quote
-
-
-class OrderError(ValueError):
-    """An order of ops that contradicts its graph."""
 
 
 def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> np.ndarray:
@@ -97,17 +94,17 @@ def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
     """(N,) int64, place of each op in an order (N,) of all ops.
 
     Raises:
-        OrderError: the order is no permutation, or an op comes before an op that it needs; the message names an op.
+        PlacementError: the order is no permutation, or an op comes before an op that it needs; the message names an op.
     """
     array = np.asarray(order)
     count = graph.num_ops
     if array.shape != (count,) or not np.array_equal(np.sort(array), np.arange(count)):
-        raise OrderError(f"an order of {quote(graph.name)} must have each of its {count} ops once")
+        raise PlacementError(f"an order of {quote(graph.name)} must have each of its {count} ops once")
     place, fixed = np.argsort(array), fixed_edges(graph)
     early = np.flatnonzero(fixed & (place[graph.edge_src] > place[graph.edge_dst]))
     if len(early):
         src, dst = (quote(graph.op_names[ops[early[0]]]) for ops in (graph.edge_src, graph.edge_dst))
-        raise OrderError(f"op {dst} comes before {src}, which it needs: the order contradicts the graph")
+        raise PlacementError(f"op {dst} comes before {src}, which it needs: the order contradicts the graph")
     return place
 
 
@@ -115,14 +112,16 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     """(N,) int64, an order of all ops that agrees with the graph and with the list of each device.
 
     Raises:
-        OrderError: an op is in no list or in several, or the lists contradict the graph or each other; the message
+        PlacementError: an op is in no list or in several, or the lists contradict the graph or each other; the message
             names an op.
     """
     listed = [op for ops in lists for op in ops]
     count = np.bincount(np.array(listed, np.int64), minlength=graph.num_ops)
     if (count != 1).any():
         op = int((count != 1).argmax())
-        raise OrderError(f"op {quote(graph.op_names[op])} stands {count[op]} times in the lists of devices, not once")
+        raise PlacementError(
+            f"op {quote(graph.op_names[op])} stands {count[op]} times in the lists of devices, not once"
+        )
     fixed = fixed_edges(graph)
     src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
     dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
@@ -136,5 +135,5 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     )
     if len(order) < graph.num_ops:
         op = min(set(range(graph.num_ops)) - set(order.tolist()))
-        raise OrderError(f"op {quote(graph.op_names[op])} would wait for itself: the order contradicts the graph")
+        raise PlacementError(f"op {quote(graph.op_names[op])} would wait for itself: the order contradicts the graph")
     return order

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from placeto.errors import PlacetoError
+
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP  # errors of a file system without locks
-
-
-class BusyError(ValueError):
-    """Another process has locked the file or folder; the message says which process."""
 
 
 @contextmanager
@@ -73,7 +71,7 @@ def locked(path: str | Path) -> Iterator[None]:
     process ends, even if it is killed.
 
     Raises:
-        BusyError: another process has the lock.
+        PlacetoError: another process has the lock.
         OSError: the lock file can't be made.
     """
     target = Path(os.path.realpath(path))
@@ -84,7 +82,7 @@ def locked(path: str | Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         holder = _text(file) or "another process"
-        raise BusyError(f"{path}: {holder} is writing to it; wait until that ends, or choose another file") from None
+        raise PlacetoError(f"{path}: {holder} is writing to it; wait until that ends, or choose another file") from None
     except OSError as problem:
         if problem.errno not in _NO_LOCKS:
             raise

@@ -20,7 +20,7 @@ EGRESS, PAIR, FREE = 0, 1, 2
 FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
 LONE: Any = np.int64(0)
-"""Index of the only problem of a batch of one, for kernels that call other kernels: see `placeto.compiling`."""
+"""Index of the only problem of a batch of one, for kernels that call others: see `placeto.plumbing.compiling`."""
 
 
 class FlatProblems(NamedTuple):

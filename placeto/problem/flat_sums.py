@@ -11,7 +11,7 @@ import numpy as np
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.label_values import NO_MICRO_BATCH
 
 
 def relay_name(tensor_of: str, host: int) -> str:

@@ -9,7 +9,7 @@ import heapq
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 
 
 @compiled()

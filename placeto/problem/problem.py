@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from placeto.errors import GraphError
 from placeto.problem.checks import INT64_MAX
 from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
@@ -22,7 +23,7 @@ from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_mea
 from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.flat_sums import path_us
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import live_bytes
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER, NOT_HELD, OPTIMIZERS
 from placeto.problem.messages import quote

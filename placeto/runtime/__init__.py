@@ -6,28 +6,28 @@ GPU. `profile` measures the ops of steps and the transfers between devices, and 
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
-    from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
-    from placeto.runtime.profiling import Profile, profile
+    from placeto.errors import RunError
+    from placeto.runtime.local_devices import LocalDevice, open_devices
+    from placeto.runtime.measuring.profiling import Profile, profile
     from placeto.runtime.program import Program
-    from placeto.runtime.steps import RealStep, StepError, real_inference, real_training
+    from placeto.runtime.real_steps import RealStep, real_inference, real_training
 
 _NAMES = {
-    "devices": ("DeviceError", "LocalDevice", "open_devices"),
-    "profiling": ("Profile", "profile"),
+    "local_devices": ("DeviceError", "LocalDevice", "RunError", "open_devices"),
+    "measuring.profiling": ("Profile", "profile"),
     "program": ("Program",),
-    "steps": ("RealStep", "StepError", "real_inference", "real_training"),
+    "real_steps": ("RealStep", "StepError", "real_inference", "real_training"),
 }
 
 __all__ = [
-    "DeviceError",
     "LocalDevice",
     "Profile",
     "Program",
     "RealStep",
-    "StepError",
+    "RunError",
     "open_devices",
     "profile",
     "real_inference",

@@ -19,14 +19,15 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from placeto.capture.arguments import Inputs, input_leaves, plain
-from placeto.capture.objects import opened
+from placeto.capture.inputs.arguments import Inputs, input_leaves, plain
+from placeto.capture.inputs.objects import opened
 from placeto.capture.trace import Capture
+from placeto.errors import RunError
 from placeto.problem.messages import quote
-from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.gradients import add_gradients, has_hooks
-from placeto.runtime.meter import Meter
-from placeto.runtime.placed import PlacedStep, RunError
+from placeto.runtime.local_devices import LocalDevice, open_devices
+from placeto.runtime.measuring.meter import Meter
+from placeto.runtime.placed import PlacedStep
 from placeto.simulator.schedule import Schedule
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from placeto.runtime.devices import LocalDevice
+from placeto.runtime.local_devices import LocalDevice
 
 
 def draws(node: Node) -> bool:

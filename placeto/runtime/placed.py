@@ -31,26 +31,21 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from placeto.capture.costs import CONSTANT_LIKE
-from placeto.capture.dependencies import needed_by
-from placeto.capture.state_flow import written_back
+from placeto.capture.building.state_flow import written_back
+from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.trace import Capture
+from placeto.capture.tracing.dependencies import needed_by
+from placeto.errors import RunError
 from placeto.problem.messages import quote
-from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
-from placeto.runtime.devices import LocalDevice
+from placeto.runtime.changed_buffers import State
 from placeto.runtime.generators import drawn_for_several, generators
 from placeto.runtime.interpreter import Interpreted, executable
-from placeto.runtime.meter import Meter
+from placeto.runtime.local_devices import LocalDevice
+from placeto.runtime.measuring.meter import Meter
 from placeto.runtime.program import Program
-from placeto.runtime.state import State
-from placeto.runtime.sums import as_scheduled
+from placeto.runtime.transport.crossing import FAILED, Stopped, receiver, sender_to
+from placeto.runtime.transport.sums import as_scheduled
 from placeto.simulator.schedule import Schedule
-
-
-class RunError(ValueError):
-    """A placed step that can't be run or has failed; if an op failed, the message names the op."""
-
-    node: Node | None = None  # the call that failed
 
 
 class PlacedStep:

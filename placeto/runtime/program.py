@@ -24,7 +24,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from placeto.capture.dependencies import needed_by
+from placeto.capture.tracing.dependencies import needed_by
 from placeto.runtime.attention import gpu_attention
 from placeto.runtime.generators import draws
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from placeto.problem.costs.profiled import Fit
-from placeto.runtime.transfers import REPEATS
+from placeto.runtime.transport.transfers import REPEATS
 
 _LAYERS, _ROWS, _WIDTHS = 8, 64, (8, 512)
 

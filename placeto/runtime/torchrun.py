@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from placeto.runtime.devices import LocalDevice
+from placeto.errors import RunError
+from placeto.runtime.local_devices import LocalDevice
 
 _STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
 _ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
 
 _ENDS_S = 2.0  # within which torchrun ends its processes after a signal
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-"""Thresholds of malloc in GNU's C library, as `placeto.runtime.devices.keep_memory` sets them to measure ops."""
-
-
-class TorchrunError(ValueError):
-    """A program that can't be run or has failed; then the message has the last error that its processes print."""
+"""Thresholds of malloc in GNU's C library, as `placeto.runtime.local_devices.keep_memory` sets them to measure ops."""
 
 
 def torchrun(
@@ -48,7 +45,7 @@ def torchrun(
         Microseconds of each step.
 
     Raises:
-        TorchrunError: devices of both kinds, or the program fails.
+        RunError: devices of both kinds, or the program fails.
     """
     arguments = ["--steps", str(steps), "--device", "cpu" if devices[0].is_cpu else "cuda"]
     times = []
@@ -68,11 +65,11 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
         devices: the device of each rank.
 
     Raises:
-        TorchrunError: devices of both kinds, or the program fails.
+        RunError: devices of both kinds, or the program fails.
     """
     cores, gpus = ([device for device in devices if device.is_cpu is cpu] for cpu in (True, False))
     if cores and gpus:
-        raise TorchrunError(f"{cores[0].name} and {gpus[0].name}: processes run on cores or on GPUs, not on both")
+        raise RunError(f"{cores[0].name} and {gpus[0].name}: processes run on cores or on GPUs, not on both")
     numbers = [int(device.name.partition(":")[2]) for device in devices]
     environment = dict(os.environ)
     if gpus:
@@ -96,9 +93,7 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
         told = [line.strip() for line in errors if line.strip()]
     if running.returncode:
         why = [line for line in told if _ERROR.search(line)]
-        raise TorchrunError(
-            f"{Path(program[-1]).name} has failed: {(why or told or ['its processes printed nothing'])[-1]}"
-        )
+        raise RunError(f"{Path(program[-1]).name} has failed: {(why or told or ['its processes printed nothing'])[-1]}")
 
 
 def _end(running: subprocess.Popen[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from placeto.capture.state_flow import written_back
+from placeto.capture.building.state_flow import written_back
 from placeto.capture.trace import Capture
 
 aten = torch.ops.aten

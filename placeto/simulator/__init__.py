@@ -5,9 +5,10 @@ peak memory of each device, and the slack of each op. The kernels are compiled, 
 An `Evaluator` counts the simulations of a search against its budget, and keeps the best placement.
 """
 
+from placeto.errors import PlacementError
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory import MEMORY_PENALTY
-from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch, slack
+from placeto.simulator.schedule import Schedule, simulate, simulate_batch, slack
 
 __all__ = [
     "MEMORY_PENALTY",

@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit, types
 from numba.extending import intrinsic
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 
 _ORDER = "seq_cst"
 

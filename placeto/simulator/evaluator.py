@@ -17,13 +17,13 @@ import numpy as np
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.step.plan import Plan
-from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, scores_of_few, simulate, simulate_batch
 from placeto.simulator.single_device import busy_us
+from placeto.simulator.tool_steps.chunks import Chunks
 
 _PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
 
@@ -278,7 +278,7 @@ class Evaluator:
 
         Raises:
             PlacementError: there isn't one device of the cluster for each op.
-            OrderError: the order contradicts the graph.
+            PlacementError: the order contradicts the graph.
         """
         if order is None:
             return float(self._score_rows(np.asarray(placement)[None])[0])

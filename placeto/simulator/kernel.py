@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
 
 _LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from _DEVICE; the last bits are the slot

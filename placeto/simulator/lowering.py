@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.by_reference import reference
-from placeto.compiling import compiled
+from placeto.plumbing.by_reference import reference
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import HEADER
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record, new_record, run
 from placeto.simulator.lowering import lowered

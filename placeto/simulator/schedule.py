@@ -22,7 +22,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from placeto.compiling import compiled
+from placeto.errors import PlacementError
+from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import places
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import copied_tensors
@@ -37,10 +38,6 @@ from placeto.simulator.threads import in_parts
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
 PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewer, waking a second thread takes longer
-
-
-class PlacementError(ValueError):
-    """A placement that doesn't fit its problem."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +168,7 @@ def simulate(
         TypeError: `problem` is no `PlacementProblem`.
         PlacementError: there isn't one device of the cluster for each op; the message says which devices are valid.
         PlanError: the plan is for another step.
-        OrderError: the order is no permutation, or contradicts the graph; then the message names an op.
+        PlacementError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
     if isinstance(placement, Plan):
         plan, placement = placement, placement.placement(problem)
@@ -218,7 +215,7 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     """Return the problem's arrays with the dispatch "list", and an order (N,) of all ops as the devices' lists.
 
     Raises:
-        OrderError: the order is no permutation, or contradicts the graph; then the message names an op.
+        PlacementError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
     place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)

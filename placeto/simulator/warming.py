@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from placeto import terminal
+from placeto.plumbing import terminal
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch

@@ -7,10 +7,11 @@ In each, a learner rolls out episodes, computes a loss and updates the policy, i
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
-    from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+    from placeto.errors import TrainingError
+    from placeto.training.checkpoint import load_checkpoint, save_checkpoint
     from placeto.training.config import (
         LearningConfig,
         OneShotLearningConfig,
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "checkpoint": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
+    "checkpoint": ("CheckpointError", "TrainingError", "load_checkpoint", "save_checkpoint"),
     "config": ("LearningConfig", "OneShotLearningConfig", "OneShotTrainConfig", "TrainConfig", "default_config"),
 }
 
 __all__ = [
-    "CheckpointError",
     "LearningConfig",
     "OneShotLearningConfig",
     "OneShotTrainConfig",
     "TrainConfig",
+    "TrainingError",
     "default_config",
     "load_checkpoint",
     "save_checkpoint",

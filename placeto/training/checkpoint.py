@@ -13,21 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from placeto.policies.external import AnyPolicy, UnknownPolicyError, find_policy
-from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
+from placeto.errors import TrainingError
+from placeto.plumbing.terminal import printable
+from placeto.policies.external import AnyPolicy, find_policy, policy_names
+from placeto.policies.weights import SUFFIX, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
-from placeto.terminal import printable
 
+CheckpointError = TrainingError  # its name before, for one version
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
 _WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # keys whose numbers must all be finite
 _DEPTH = 16  # largest depth of dicts and lists inside one another
 _VALUES = 500_000  # most values in all dicts and lists; a value counts once for each place where it is
-
-
-class CheckpointError(ValueError):
-    """A file that is no checkpoint, or a checkpoint that doesn't match its use."""
 
 
 def checkpoint_path(path: str | Path) -> Path:
@@ -66,12 +64,12 @@ def find_checkpoint(path: str | Path) -> Path:
     """Return the path of an existing checkpoint file, given this path or a run directory; see `checkpoint_path`.
 
     Raises:
-        CheckpointError: there is no such file.
+        TrainingError: there is no such file.
     """
     path = checkpoint_path(path)
     if not path.is_file():
         where = f"run directory {path.parent} has no {FILE_NAME}" if path.name == FILE_NAME else f"{path}: no such file"
-        raise CheckpointError(f"{where}; give a checkpoint, or the --out directory of `placeto train`")
+        raise TrainingError(f"{where}; give a checkpoint, or the --out directory of `placeto train`")
     return path
 
 
@@ -79,23 +77,20 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint file, or the one of a run directory, and return its values; see `checkpoint_path`.
 
     Raises:
-        CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
+        TrainingError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
         OSError: it can't be read.
     """
     path = find_checkpoint(path)
     state = _weights(path) if path.suffix == SUFFIX else _unpickled(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
+        raise TrainingError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
     _check(state, path)
     return state
 
 
 def _weights(path: Path) -> dict[str, Any]:
     """Read a weights file, with its parameters as tensors."""
-    try:
-        state = load_weights(path)
-    except WeightsError as problem:
-        raise CheckpointError(str(problem)) from None
+    state = load_weights(path)
     parameters = {name: torch.from_numpy(value) for name, value in state["best_parameters"].items()}
     return state | {"best_parameters": parameters}
 
@@ -114,7 +109,7 @@ def _unpickled(path: Path) -> Any:
         state = torch.load(data, map_location="cpu", weights_only=True)
     except Exception as problem:  # damaged files raise many kinds of errors
         reason = _short(problem) or type(problem).__name__
-        raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
+        raise TrainingError(f"{path}: not a checkpoint ({reason})") from None
     return state
 
 
@@ -122,12 +117,12 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
     """Refuse values of the wrong type, too many or too deep values, unusual tensors, and weights that aren't finite.
 
     Raises:
-        CheckpointError: there is such a value.
+        TrainingError: there is such a value.
     """
     kinds = {"placer": str, "config": dict} | dict.fromkeys(_WEIGHTS, dict)
     for key, kind in kinds.items():
         if key in state and not isinstance(state[key], kind):
-            raise CheckpointError(f"{path}: not a checkpoint: {key!r} is no {kind.__name__}")
+            raise TrainingError(f"{path}: not a checkpoint: {key!r} is no {kind.__name__}")
     pending, seen = [(key, value, 1) for key, value in state.items()], 0
     while pending:
         key, value, depth = pending.pop()
@@ -135,40 +130,40 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
         if isinstance(value, dict | list | tuple):
             seen += len(value)
             if depth > _DEPTH or seen > _VALUES:
-                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
+                raise TrainingError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
             inner = value.values() if isinstance(value, dict) else value
             pending += [(key, item, depth + 1) for item in inner]
         elif isinstance(value, torch.Tensor):
             dense = value.layout == torch.strided and not value.is_quantized
             if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
+                raise TrainingError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
             finite = key not in _WEIGHTS or bool(value.isfinite().all())
         elif isinstance(value, float):
             finite = key not in _WEIGHTS or math.isfinite(value)
         if not finite:
-            raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+            raise TrainingError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
 
 
 def policy_of(checkpoint: Mapping[str, Any], path: str | Path) -> tuple[str, AnyPolicy]:
     """Return the name of a checkpoint's learned placer, and what the placer is made of.
 
     Raises:
-        CheckpointError: neither Placeto nor an installed package has it.
-        ExtensionError: the package that has it can't be used.
+        TrainingError: neither Placeto nor an installed package has it.
+        PlacerError: the package that has it can't be used.
     """
-    name = checkpoint.get("placer")
-    try:
-        return str(name), find_policy(str(name))
-    except UnknownPolicyError as problem:
-        raise CheckpointError(
-            f"{path}: holds the placer {name!r:.60}: {problem}; install the package that it was trained with"
-        ) from None
+    name = str(checkpoint.get("placer"))
+    if name not in (known := policy_names()):
+        why = f"no installed package has a learned placer {name!r:.60}; there are {', '.join(known)}"
+        raise TrainingError(
+            f"{path}: holds the placer {name!r:.60}: {why}; install the package that it was trained with"
+        )
+    return name, find_policy(name)
 
 
 def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[str, Any]) -> None:
     """Refuse parameters that aren't those of a policy with the given settings, if possible before it takes memory.
 
-    Call it within `matching`, which makes a CheckpointError of the ValueError.
+    Call it within `matching`, which makes a TrainingError of the ValueError.
 
     Args:
         make: makes the policy from its settings.
@@ -194,19 +189,19 @@ def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[
 
 @contextmanager
 def matching(path: str | Path) -> Iterator[None]:
-    """Turn errors within it, from a checkpoint without a value or with one of another kind, into a CheckpointError.
+    """Turn errors within it, from a checkpoint without a value or with one of another kind, into a TrainingError.
 
     Raises:
-        CheckpointError: there was such an error; the message names the path and the error in one sentence.
+        TrainingError: there was such an error; the message names the path and the error in one sentence.
     """
     try:
         yield
-    except CheckpointError:
+    except TrainingError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
         reason = _short(problem)
         reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
-        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
+        raise TrainingError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
 
 
 def _short(problem: Exception) -> str:
@@ -223,15 +218,15 @@ def restore_random(state: Mapping[str, Any], generators: Sequence[np.random.Gene
     """Restore the states that `capture_random` returned; the generators must be in the same order.
 
     Raises:
-        CheckpointError: the checkpoint holds another number or kind of generators.
+        TrainingError: the checkpoint holds another number or kind of generators.
     """
     saved = state["generators"]
     if len(saved) != len(generators):
-        raise CheckpointError(f"the checkpoint holds {len(saved)} random generators, not {len(generators)}")
+        raise TrainingError(f"the checkpoint holds {len(saved)} random generators, not {len(generators)}")
     torch.set_rng_state(state["torch"])
     for generator, value in zip(generators, saved, strict=True):
         if isinstance(generator, torch.Generator) != isinstance(value, torch.Tensor):
-            raise CheckpointError("the checkpoint holds random generators of another kind")
+            raise TrainingError("the checkpoint holds random generators of another kind")
         if isinstance(generator, torch.Generator):
             generator.set_state(value)
         else:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.rewards import placement_reward_names, reward_names
+from placeto.errors import TrainingError
+from placeto.plumbing.ranges import Count, Limit, Share, Temperature, Weight, within
 from placeto.policies.external import ExternalPolicy, find_policy, policy_names
 from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
@@ -15,8 +17,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.ranges import Count, Limit, Share, Temperature, Weight, within
-from placeto.training.settings import ConfigError, check_device, check_settings
+from placeto.training.settings import check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
 
@@ -256,9 +257,9 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     """Return the settings that a learned placer is trained with unless others are given.
 
     Raises:
-        ConfigError: the learned placer is unknown, or the default learning of another package's placer is of the wrong
-            kind.
-        ExtensionError: the package that has the placer can't be used.
+        TrainingError: the learned placer is unknown, or the default learning of another package's placer is of the
+            wrong kind.
+        PlacerError: the package that has the placer can't be used.
     """
     _check_placer(placer)
     entry = find_policy(placer)
@@ -267,7 +268,7 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
         kind = OneShotLearningConfig if entry.kind == "one-shot" else LearningConfig
         fits = isinstance(entry.learning, kind | None)
         if not fits:
-            raise ConfigError(f"placer {placer!r}: learning must be a {kind.__name__}, not {entry.learning!r:.60}")
+            raise TrainingError(f"placer {placer!r}: learning must be a {kind.__name__}, not {entry.learning!r:.60}")
         if entry.kind == "one-shot":
             return OneShotTrainConfig(
                 out, placer=placer, policy=policy, learning=entry.learning or OneShotLearningConfig()
@@ -289,27 +290,27 @@ def check_config(config: AnyTrainConfig, measured: bool = False) -> None:
         measured: moves are rewarded by measured step times, which the supervised stage can't use.
 
     Raises:
-        ConfigError: one is out of its range or contradicts another, or the learned placer is unknown.
-        ExtensionError: the package that has the placer can't be used.
+        TrainingError: one is out of its range or contradicts another, or the learned placer is unknown.
+        PlacerError: the package that has the placer can't be used.
     """
     check_settings(config)
     _check_placer(config.placer)
     kind, expected = type(default_config(config.placer, config.out)), find_policy(config.placer).config
     if not isinstance(config, kind):
-        raise ConfigError(f"placer {config.placer!r} needs a {kind.__name__}, not a {type(config).__name__}")
+        raise TrainingError(f"placer {config.placer!r} needs a {kind.__name__}, not a {type(config).__name__}")
     if not isinstance(config.policy, expected):
-        raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
+        raise TrainingError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
     if not config.out.strip():
-        raise ConfigError("out is empty: give the directory of the run")
+        raise TrainingError("out is empty: give the directory of the run")
     if isinstance(config, TraversalTrainConfig) and config.device != "cpu":
-        raise ConfigError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
+        raise TrainingError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
     check_device(config.device)
     if isinstance(config, OneShotTrainConfig):
         _check_one_shot(config)
     elif isinstance(config, TrainConfig):
         _check_iterative(config)
         if measured and config.learning.supervised > 0:
-            raise ConfigError(f"learning.reinforcement must be 1 with measured step times, because the supervised "
+            raise TrainingError(f"learning.reinforcement must be 1 with measured step times, because the supervised "
                               f"stage is simulated, not {config.learning.reinforcement}")  # fmt: skip
 
 
@@ -320,7 +321,7 @@ def check_loaded(**parts: Any) -> None:
         parts: by name, the dataclasses to check, such as `policy`, `env` and `search`.
 
     Raises:
-        ConfigError: a setting is out of its range or contradicts another.
+        TrainingError: a setting is out of its range or contradicts another.
     """
     for part, settings in parts.items():
         check_settings(settings, f"{part}.")
@@ -334,43 +335,43 @@ def _check_iterative(config: TrainConfig) -> None:
     learning = config.learning
     _check_scales(config.search.scales)
     if learning.reinforcement > 0 and learning.replicas < 2:
-        raise ConfigError(f"learning.replicas must be at least 2, not {learning.replicas}")
+        raise TrainingError(f"learning.replicas must be at least 2, not {learning.replicas}")
     if learning.reinforcement < 1 and not hasattr(find_policy(config.placer).policy, "changes"):
-        raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
+        raise TrainingError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
                           f"moves, not {learning.reinforcement}")  # fmt: skip
     _check_reward(learning.reward, reward_names())
     episodes = learning.graphs * learning.supervised_replicas
     if learning.supervised > 0 and learning.replay and learning.replay < episodes:
-        raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
+        raise TrainingError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
                           f"not {learning.replay}")  # fmt: skip
 
 
 def _check_scales(scales: tuple[float, ...]) -> None:
     if scales[:1] != (1.0,) or list(scales) != sorted(set(scales), reverse=True):
-        raise ConfigError(f"search.scales must begin with 1 and fall, unlike {' '.join(map(str, scales)) or '()'}")
+        raise TrainingError(f"search.scales must begin with 1 and fall, unlike {' '.join(map(str, scales)) or '()'}")
 
 
 def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
     _check_reward(learning.reward, placement_reward_names())
     if learning.baseline in ("samples", "quantile") and learning.samples < 2:
-        raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
+        raise TrainingError(f"learning.samples must be at least 2 here, not {learning.samples}")
     if isinstance(policy, OneShotConfig):
         _check_widths(policy)
 
 
 def _check_reward(name: str, known: list[str]) -> None:
     if name not in known:
-        raise ConfigError(f"learning.reward must be {' or '.join(known)}, not {name!r:.60}")
+        raise TrainingError(f"learning.reward must be {' or '.join(known)}, not {name!r:.60}")
 
 
 def _check_widths(policy: OneShotConfig) -> None:
     if policy.hidden % 2:
-        raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
+        raise TrainingError(f"policy.hidden must be even, not {policy.hidden}")
     if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
-        raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
+        raise TrainingError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
 
 
 def _check_placer(placer: str) -> None:
     if placer not in policy_names():
-        raise ConfigError(f"placer {placer!r} can't be trained; learned placers: {', '.join(policy_names())}")
+        raise TrainingError(f"placer {placer!r} can't be trained; learned placers: {', '.join(policy_names())}")

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from placeto.errors import TrainingError
 from placeto.formats.gantt import missing_letters_are_boxes
 from placeto.training.checkpoint import FILE_NAME
 from placeto.training.tags import meaning, tags_table
@@ -25,14 +26,10 @@ _EVENTS = "events.out.tfevents."  # how names of event files begin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, quota or file size
 
 
-class CurvesError(ValueError):
-    """The curves can't be written; the message says how to go on."""
-
-
 class Curves:
     """Writes numbers, pictures and settings of a run as tensorboard events. A context manager.
 
-    All methods raise a `CurvesError` once the files can't be written, and a ValueError if a tag isn't in `TAGS`.
+    All methods raise a `TrainingError` once the files can't be written, and a ValueError if a tag isn't in `TAGS`.
 
     Args:
         out: the run's folder. None = nothing is written.
@@ -68,7 +65,7 @@ class Curves:
             with self._written() as writers:
                 for writer in writers:
                     writer.close()
-        except CurvesError:
+        except TrainingError:
             if kind is None:  # else an earlier error is on its way, which is the one to show
                 raise
         finally:
@@ -121,7 +118,9 @@ class Curves:
             advice = "make room" if problem.errno in _FULL else "make the folder writable"
             saved = (Path(self.out or ".") / FILE_NAME).exists()
             after = "--resume goes on from the last checkpoint" if saved else "nothing was saved yet, train anew"
-            raise CurvesError(f"{self.out}: curves can't be written ({problem.strerror}); {advice}: {after}") from None
+            raise TrainingError(
+                f"{self.out}: curves can't be written ({problem.strerror}); {advice}: {after}"
+            ) from None
 
     def _unless_told(self, arguments: threading.ExceptHookArgs) -> None:
         """Print no traceback of an OSError in tensorboard's thread: the next call of a writer raises it again."""

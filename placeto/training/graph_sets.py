@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from placeto.errors import TrainingError
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import matching
-
-
-class TrainingError(ValueError):
-    """A training run can't begin or go on; the message says why."""
 
 
 def check_graphs(
@@ -28,7 +25,7 @@ def check_graphs(
     Raises:
         TrainingError: no problem to train on or to validate on, a cluster of one device, or a validation graph that is
             a training graph, also one of the training of `initial`.
-        CheckpointError: `initial` has something else in place of the names of its graphs.
+        TrainingError: `initial` has something else in place of the names of its graphs.
     """
     if not problems or (validation is not None and not validation):
         raise TrainingError(f"there is no graph to {'validate' if problems else 'train'} on")

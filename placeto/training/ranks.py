@@ -20,12 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from placeto.errors import TrainingError
+
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # longest wait for the other ranks; a rank that ended is noticed at once
-
-
-class RanksError(ConnectionError):
-    """The ranks can't be joined, or one of them has ended; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Ranks:
             device: torch device on which the policy computes. With "cuda" each rank takes the GPU of its local number.
 
         Raises:
-            RanksError: the other ranks can't be reached, or there are fewer GPUs than ranks.
+            TrainingError: the other ranks can't be reached, or there are fewer GPUs than ranks.
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
@@ -61,14 +59,16 @@ class Ranks:
         if device.startswith("cuda"):
             local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
             if device != "cuda" or local >= gpus:
-                raise RanksError(f"{size} ranks with --device {device}, {gpus} GPUs here: "
+                raise TrainingError(f"{size} ranks with --device {device}, {gpus} GPUs here: "
                                  "give --device cuda, and start at most one rank for each GPU")  # fmt: skip
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(backend, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as problem:
-            raise RanksError(f"can't join the {size} ranks ({_brief(problem)}); start them with torchrun") from problem
+            raise TrainingError(
+                f"can't join the {size} ranks ({_brief(problem)}); start them with torchrun"
+            ) from problem
         return cls(dist.get_rank(), size, opened=True)
 
     def __enter__(self) -> Ranks:
@@ -164,7 +164,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as problem:
-            raise RanksError(
+            raise TrainingError(
                 f"rank {self.rank} of {self.size} lost the others ({_brief(problem)}); the rank that ended says why"
             ) from problem
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from placeto.errors import TrainingError
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.one_shot.mlp import MlpConfig
@@ -22,7 +23,6 @@ from placeto.training.config import (
     TrainConfig,
     default_config,
 )
-from placeto.training.settings import ConfigError
 
 RecipeName = Literal["ours", "paper"]
 
@@ -123,13 +123,13 @@ def recipe_config(placer: str, recipe: RecipeName, out: str) -> AnyTrainConfig:
     """Return the settings that a learned placer is trained with: our defaults ("ours") or its paper's ("paper").
 
     Raises:
-        ConfigError: the learned placer is unknown, or no recipe of a paper is known for it.
-        ExtensionError: the package that has the placer can't be used.
+        TrainingError: the learned placer is unknown, or no recipe of a paper is known for it.
+        PlacerError: the package that has the placer can't be used.
     """
     config = default_config(placer, out)
     if recipe == "ours" or placer == "placeto-paper":
         return config
     if isinstance(config, TrainConfig) or placer not in PAPERS:
-        raise ConfigError(f"recipe paper: placer {placer!r} has none; {', '.join((*PAPERS, 'placeto-paper'))} have")
+        raise TrainingError(f"recipe paper: placer {placer!r} has none; {', '.join((*PAPERS, 'placeto-paper'))} have")
     assert isinstance(config, OneShotTrainConfig)
     return replace(config, policy=PAPERS[placer].policy, learning=PAPERS[placer].learning)

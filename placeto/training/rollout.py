@@ -14,17 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch
 from placeto.environment.mdp import EnvState, reset, step
 from placeto.environment.observation import score_moves
-from placeto.policies.base import PairDistribution, answers
+from placeto.errors import TrainingError
+from placeto.policies.pair_policy import PairDistribution, answers
 from placeto.training.ranks import ALONE, Ranks
 
 MISSING = -1  # in place of the device, where a state has fewer labels than the array has columns
 
 
-class DivergedError(ValueError):
+class DivergedError(TrainingError):
     """Numbers of the training are not finite; the message says which."""
 
 
@@ -102,7 +103,7 @@ def rollout(
 
     Raises:
         DivergedError: a logit isn't finite.
-        PolicyError: the policy doesn't return logits and changes.
+        PlacerError: the policy doesn't return logits and changes.
     """
     watch = watch or Stopwatch()
     noise = _Noise.of(batch, state.index if everyone is None else everyone, ranks, generator)
@@ -133,7 +134,7 @@ def _logits(policy: nn.Module, data: Data) -> Tensor:
 
     Raises:
         DivergedError: a logit isn't finite.
-        PolicyError: the policy doesn't return logits and changes.
+        PlacerError: the policy doesn't return logits and changes.
     """
     logits, _ = answers(policy, data)
     if not logits.isfinite().all():
@@ -206,7 +207,7 @@ def greedy_pass(
 
     Raises:
         DivergedError: a logit isn't finite.
-        PolicyError: the policy doesn't return logits and changes.
+        PlacerError: the policy doesn't return logits and changes.
     """
 
     def likeliest(data: Data) -> Tensor:

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
+from placeto.errors import TrainingError
 from placeto.problem.checks import checked, record_of
-
-
-class ConfigError(ValueError):
-    """A setting that can't be used; the message names it and says what would be valid."""
 
 
 def check_settings(settings: Any, prefix: str = "") -> None:
@@ -22,11 +19,11 @@ def check_settings(settings: Any, prefix: str = "") -> None:
         prefix: what is put before the names of the fields in messages.
 
     Raises:
-        ConfigError: there is such a value; the message names the fields.
+        TrainingError: there is such a value; the message names the fields.
     """
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     record = record_of(type(settings))  # type: ignore[arg-type]
-    checked(values, record, ConfigError, prefix.removesuffix("."), strict=True)
+    checked(values, record, TrainingError, prefix.removesuffix("."), strict=True)
     for name, value in values.items():
         if is_dataclass(value):
             check_settings(value, f"{prefix}{name}.")
@@ -36,10 +33,10 @@ def check_device(device: str) -> None:
     """Refuse a torch device that this machine doesn't have, or that is neither a CPU nor a CUDA GPU.
 
     Raises:
-        ConfigError: it is such a device.
+        TrainingError: it is such a device.
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ConfigError(f"device must be cpu or cuda, not {device!r}")
+        raise TrainingError(f"device must be cpu or cuda, not {device!r}")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
+        raise TrainingError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from placeto.environment.instance import Measure
+from placeto.errors import TrainingError
 from placeto.formats.placement import save_placement
+from placeto.plumbing.signals import Interruption, StopRequest
 from placeto.policies.external import find_policy
-from placeto.policies.one_shot.base import OneShotPolicy
+from placeto.policies.one_shot.one_shot_policy import OneShotPolicy
 from placeto.problem.files import locked
 from placeto.problem.problem import PlacementProblem
-from placeto.signals import Interruption, StopRequest
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 from placeto.simulator.threads import set_threads
 from placeto.training.checkpoint import (
     FILE_NAME,
-    CheckpointError,
     check_shapes,
     find_checkpoint,
     load_checkpoint,
@@ -44,9 +44,9 @@ from placeto.training.config import (
     default_config,
 )
 from placeto.training.curves import Curves
-from placeto.training.graph_sets import TrainingError, check_graphs
+from placeto.training.graph_sets import check_graphs
 from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import Learner, Report, Run, TrainState
+from placeto.training.learners.learner import Learner, Report, Run, TrainState
 from placeto.training.ranks import Ranks
 from placeto.training.rollout import DivergedError
 from placeto.training.validation import controls, validate
@@ -89,16 +89,16 @@ def train(
         The last logged number of each tensorboard tag.
 
     Raises:
-        ConfigError: a setting out of its range.
-        CurvesError: the tensorboard events can't be written.
+        TrainingError: a setting out of its range.
+        TrainingError: the tensorboard events can't be written.
         TrainingError: no problem to train on or to validate on, a cluster of one device, a graph that is in both sets
             (even with other names or another order of ops), a validation graph that `initial` was trained on, ranks
             with different arguments or without an episode each,
             numbers that are not finite, or a checkpoint that can't be written. The last checkpoint written stays.
-        PolicyError: a cluster has more devices than the policy is made for.
-        BusyError: another process trains in ``config.out``.
-        CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
-        RanksError: the other processes can't be reached, or one of them ended.
+        PlacerError: a cluster has more devices than the policy is made for.
+        PlacetoError: another process trains in ``config.out``.
+        TrainingError: nothing to resume, or a checkpoint of another configuration or policy.
+        TrainingError: the other processes can't be reached, or one of them ended.
         Interruption: Ctrl-C or SIGTERM came; the iteration is finished, and all is written. It is a KeyboardInterrupt.
     """
     check_config(config, measured=measure is not None)
@@ -115,7 +115,7 @@ def train(
 
 @contextmanager
 def _own(out: str) -> Iterator[None]:
-    """Within it no other process can train in this directory; raises BusyError if one does."""
+    """Within it no other process can train in this directory; raises PlacetoError if one does."""
     Path(out).mkdir(parents=True, exist_ok=True)
     with locked(out):
         yield
@@ -282,7 +282,7 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     """Return settings for fine-tuning a checkpoint: its placer, policy and environment, and learning by `FINE_TUNING`.
 
     Raises:
-        CheckpointError: the checkpoint holds no policy that this version can load.
+        TrainingError: the checkpoint holds no policy that this version can load.
     """
     placer, entry = policy_of(checkpoint, path)
     with matching(path):
@@ -301,17 +301,17 @@ def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainC
     """Load the parameters of a checkpoint that were best in validation; logits of one-shot policies are softened.
 
     Raises:
-        CheckpointError: the checkpoint holds another policy.
+        TrainingError: the checkpoint holds another policy.
     """
     if initial["placer"] != config.placer:
-        raise CheckpointError(f"can't begin with a checkpoint of the placer {initial['placer']}, not {config.placer}")
+        raise TrainingError(f"can't begin with a checkpoint of the placer {initial['placer']}, not {config.placer}")
     try:
         state.policy.load_state_dict(initial["best_parameters"])
     except RuntimeError:
         old, new = initial["config"]["policy"], asdict(config.policy)
         changed = [f"{key} was {old.get(key)}, now it is {new[key]}" for key in new if old.get(key) != new[key]]
         reason = "; ".join(changed) or "it was made by another version"
-        raise CheckpointError(f"can't begin with this checkpoint's parameters: {reason}") from None
+        raise TrainingError(f"can't begin with this checkpoint's parameters: {reason}") from None
     if isinstance(state.policy, OneShotPolicy) and isinstance(config, OneShotTrainConfig):
         state.policy.soften(config.learning.soften)
 
@@ -352,18 +352,18 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     """Put a checkpoint's values into a fresh state.
 
     Raises:
-        CheckpointError: the checkpoint was made with another configuration or on other problems.
+        TrainingError: the checkpoint was made with another configuration or on other problems.
     """
     free = {"out", "minutes", "iterations", "simulations"}  # settings that may change: the folder and the limits
     if saved["placer"] != config.placer:
-        raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
+        raise TrainingError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
     old, new = _flat(saved["config"]), _flat(asdict(config))
     changed = sorted(key for key in old.keys() | new.keys() if key not in free and old.get(key) != new.get(key))
     if changed:
         key = changed[0]
-        raise CheckpointError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
+        raise TrainingError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
     if saved["problems"] != fingerprint(learner.problems, learner.validation):
-        raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
+        raise TrainingError(f"can't resume {config.out}: it was trained on other graphs or clusters")
     state.restore(saved)
 
 

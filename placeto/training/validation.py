@@ -10,7 +10,7 @@ import numpy as np
 from placeto.formats.gantt import gantt_figure
 from placeto.simulator.schedule import simulate
 from placeto.training.curves import Curves
-from placeto.training.learners.base import Learner, TrainState, Validation
+from placeto.training.learners.learner import Learner, TrainState, Validation
 from placeto.training.ranks import Ranks
 from placeto.training.tags import of_graph
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from placeto.capture.arguments import call_module, own_loss
+from placeto.capture.inputs.arguments import call_module, own_loss
 
 
 class Step(NamedTuple):

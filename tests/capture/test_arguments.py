@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.arguments import input_leaves
-from placeto.capture.trace import CaptureError, capture_training, trace_training
+from placeto.capture.inputs.arguments import input_leaves
+from placeto.capture.trace import capture_training, trace_training
+from placeto.errors import CaptureError
 from placeto.runtime.program import Program
-from placeto.runtime.steps import real_inference, real_training
+from placeto.runtime.real_steps import real_inference, real_training
 
 
 @dataclass

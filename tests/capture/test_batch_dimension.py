@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import CaptureError
 from tests.captures import Made, assert_same_gradients
 
 

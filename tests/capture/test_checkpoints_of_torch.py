@@ -8,9 +8,9 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch import nn
 
-from placeto.capture import checkpoints as ours
-from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
+from placeto.capture.tracing import checkpoints as ours
+from placeto.errors import CaptureError
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import CaptureError
 from tests.captures import Made, meta, training
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import CaptureError
 from tests.captures import called
 
 

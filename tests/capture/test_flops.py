@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from placeto.capture.flops import FORMULAS, uncounted
+from placeto.capture.costing.flops import FORMULAS, uncounted
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.graph.uncounted import UncountedWarning, without_formula
 from tests.captures import Made

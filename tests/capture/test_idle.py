@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.idle import MOST_GROUPS, homes
-from placeto.capture.op_builder import BufferValue
+from placeto.capture.building.idle import MOST_GROUPS, homes
+from placeto.capture.building.op_builder import BufferValue
 from placeto.capture.trace import capture_inference, capture_training
 from tests.captures import assert_same_gradients, colocated, record
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.lifetimes import hold
 from placeto.capture.trace import capture_training
+from placeto.capture.tracing.lifetimes import hold
 from placeto.problem.graph import ComputationGraph
 from tests.captures import Made, meta
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.errors import CaptureError
-from placeto.capture.losses import modules_of
+from placeto.capture.inputs.loss_modules import modules_of
 from placeto.capture.trace import capture_training
+from placeto.errors import CaptureError
 
 GLOBAL = nn.Linear(2, 2)
 

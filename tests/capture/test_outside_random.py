@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.errors import NotRunWarning
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.runtime.placed import RunError
+from placeto.capture.user_errors import NotRunWarning
+from placeto.errors import RunError
 from tests.captures import Made, square
 from tests.runtime.true import step_of
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import CaptureError
 from placeto.placing import place
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph

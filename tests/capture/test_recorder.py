@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import CaptureError, capture_training, steps, trace_inference
-from placeto.capture.labels import Label, Labels
-from placeto.capture.recorder import functional, mutates, record
+from placeto.capture import capture_training, trace_inference
+from placeto.capture import captured_step as steps
+from placeto.capture.tracing.node_labels import Label, Labels
+from placeto.capture.tracing.recorder import functional, mutates, record
+from placeto.errors import CaptureError
 from placeto.problem.step.micro_batches import NO_CALL
 from tests.captures import Made
 

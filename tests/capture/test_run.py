@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import CaptureError, capture_training, trace_training
+from placeto.capture import capture_training, trace_training
+from placeto.errors import CaptureError
 from tests.capture.zoo import Experts, experts
 from tests.captures import Made, meta, mlp
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import CaptureError
 from placeto.runtime.program import Program
-from placeto.runtime.steps import real_inference, real_training
+from placeto.runtime.real_steps import real_inference, real_training
 from tests.captures import Checkpointed, Made, Shared, linears, meta, mlp, square
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.trace import CaptureError, capture_training
+from placeto.capture.trace import capture_training
+from placeto.errors import CaptureError
 from tests.captures import square
 
 X = torch.randn(12, 6)

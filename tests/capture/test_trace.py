@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture.trace import CaptureError, capture_inference, capture_training, trace_training
+from placeto.capture.trace import capture_inference, capture_training, trace_training
+from placeto.errors import CaptureError
 from tests.captures import Made, Shared, called, inputs_of, meta, mlp, record, training
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from placeto.capture import trace_training
-from placeto.capture.arguments import input_leaves
-from placeto.capture.checkpoints import without_reentrant_checkpoints
-from placeto.capture.costs import tensor_bytes
-from placeto.capture.flops import uncounted
+from placeto.capture.costing.flops import uncounted
+from placeto.capture.costing.node_costs import tensor_bytes
+from placeto.capture.inputs.arguments import input_leaves
+from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
 from tests.capture.steps import run_eagerly
 from tests.capture.zoo import ZOO
 from tests.capture.zoo_flops import ZOO_FLOPS

@@ -15,8 +15,8 @@ import pytest
 
 from placeto.cli import command as cli
 from placeto.cli import list as list_command
+from placeto.plumbing.signals import Interruption
 from placeto.problem.graph.uncounted import UncountedWarning
-from placeto.signals import Interruption
 from tests.command_line import fails, run
 
 

@@ -7,7 +7,7 @@ from io import StringIO
 import numpy as np
 import pytest
 
-from placeto.cli.devices import show_devices
+from placeto.cli.shared.device_bars import show_devices
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from placeto import PlacementResult, capture_inference, capture_training, load_placement, place
-from placeto.cli.options import TraceOptions
 from placeto.cli.profile import real_step_of
+from placeto.cli.shared.options import TraceOptions
 from placeto.cli.train import _graphs
 from placeto.formats.report import page
 from tests.command_line import fails, run

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from placeto.capture.trace import capture_training
-from placeto.cli.common import UsageError
-from placeto.cli.model_config import ModelOptions, can_checkpoint, checkpoint, is_config
+from placeto.cli.shared.model_config import ModelOptions, can_checkpoint, checkpoint, is_config
+from placeto.errors import UsageError
 
 pytest.importorskip("transformers")
 SMALL = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.episodes import Episodes, Sizes
 from placeto.environment.rewards import find_reward
 from tests.cases import toy_problem

@@ -13,9 +13,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from placeto.environment.config import EnvConfig
-from placeto.environment.episodes import EpisodesError
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.gym import ID, PlacementEnv, PlacementVectorEnv, Sizes
+from placeto.errors import PlacerError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.cases import toy_problem
@@ -50,7 +50,7 @@ def test_an_episode_that_is_over_takes_no_further_move() -> None:
     over = False
     while not over:
         _, _, over, _, _ = env.step(0)
-    with pytest.raises(EpisodesError, match=r"the episode is over: call reset\(\)"):
+    with pytest.raises(PlacerError, match=r"the episode is over: call reset\(\)"):
         env.step(0)
     env.reset()
     env.step(0)
@@ -60,13 +60,13 @@ def test_an_episode_that_is_over_takes_no_further_move() -> None:
 def test_what_is_no_action_is_refused(action: object) -> None:
     env = PlacementEnv(problems())
     env.reset()
-    with pytest.raises(EpisodesError, match=r"1 actions from 0 to .* are needed, not"):
+    with pytest.raises(PlacerError, match=r"1 actions from 0 to .* are needed, not"):
         env.step(action)  # type: ignore[arg-type] # that it is refused
 
 
 @pytest.mark.parametrize("given", [[], [None], problems()[0]], ids=["none", "no problem", "no sequence"])
 def test_what_is_no_sequence_of_problems_is_refused(given: list[PlacementProblem]) -> None:
-    with pytest.raises(EpisodesError, match="needs a sequence of at least one problem"):
+    with pytest.raises(PlacerError, match="needs a sequence of at least one problem"):
         PlacementEnv(given)
 
 
@@ -131,25 +131,25 @@ def test_spaces_of_training_and_test_problems_are_alike() -> None:
     assert one.observation_space == other.observation_space != PlacementEnv(train).observation_space
     assert one.action_space == other.action_space
     assert one.observation_space.contains(one.reset()[0])
-    with pytest.raises(EpisodesError, match="sizes must be at least"):
+    with pytest.raises(PlacerError, match="sizes must be at least"):
         PlacementEnv(test, sizes=Sizes.of(train))
 
 
 def test_what_doesnt_fit_is_refused() -> None:
-    with pytest.raises(EpisodesError, match="call reset"):
+    with pytest.raises(PlacerError, match="call reset"):
         PlacementEnv(problems()).step(0)
-    with pytest.raises(EpisodesError, match="each on a cluster of two devices or more"):
+    with pytest.raises(PlacerError, match="each on a cluster of two devices or more"):
         PlacementEnv([fork_of_chains(1, 1, devices=1)])
-    with pytest.raises(EpisodesError, match=r"reward must be improvement or .*, not 'luck'"):
+    with pytest.raises(PlacerError, match=r"reward must be improvement or .*, not 'luck'"):
         PlacementEnv(problems(), reward="luck")
     placement = PlacementEnv(problems())
     for options in ({"start": 1}, *({"problem": wrong} for wrong in (3, 0.7, "x"))):
-        with pytest.raises(EpisodesError, match="option "):
+        with pytest.raises(PlacerError, match="option "):
             placement.reset(options=options)
     for start in ([2], [1], None, [[0, 1], [0]], [], [0.9] * 12):
-        with pytest.raises(EpisodesError, match="option placement must "):
+        with pytest.raises(PlacerError, match="option placement must "):
             placement.reset(options={"problem": 0, "placement": start})
-    with pytest.raises(EpisodesError, match="option placement must be a row of devices for each of 2, not"):
+    with pytest.raises(PlacerError, match="option placement must be a row of devices for each of 2, not"):
         PlacementVectorEnv(problems(), 2).reset(options={"placement": [0, 0, 0]})
 
 
@@ -190,5 +190,5 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_settings_of_an_episode_are_refused(env: Any, says: str) -> None:
-    with pytest.raises(EpisodesError, match=f"^{says}$"):
+    with pytest.raises(PlacerError, match=f"^{says}$"):
         PlacementEnv([fork_of_chains(3, 2)], env=env)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from placeto.environment.columns import NODE
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset, step
 from placeto.problem.grouping import expand

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
+from placeto.errors import PlacerError, PlacetoError
+from placeto.evaluation.comparison import PlacerSpec, evaluate, load_rows, parse_spec, save_rows
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
-from placeto.placers import LoadError
 from placeto.problem.cluster import load_cluster
-from placeto.problem.files import BusyError
 from placeto.problem.graph import ComputationGraph
 from tests.problem.test_files import held
 
@@ -175,14 +174,11 @@ def test_specs(text: str, spec: PlacerSpec) -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        *(
-            (text, EvaluationError, "must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=")
-            for text in ("", "etf@", "@7")
-        ),
-        (" mine=anneal@pass ", EvaluationError, "only learned placers have a pass; write 'mine=anneal'"),
-        (f"etf@{2**63}", EvaluationError, r"placer 'etf@\d+': the number of simulations must be below 2\^63"),
-        ("nonsense", LoadError, "placers: single"),
-        ("gdp", LoadError, "is learned: give a checkpoint"),
+        *((text, PlacerError, "must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=") for text in ("", "etf@", "@7")),
+        (" mine=anneal@pass ", PlacerError, "only learned placers have a pass; write 'mine=anneal'"),
+        (f"etf@{2**63}", PlacerError, r"placer 'etf@\d+': the number of simulations must be below 2\^63"),
+        ("nonsense", PlacerError, "placers: single"),
+        ("gdp", PlacerError, "is learned: give a checkpoint"),
     ],
 )
 def test_bad_specs(text: str, error: type[ValueError], says: str) -> None:
@@ -194,7 +190,7 @@ def test_bad_specs(text: str, error: type[ValueError], says: str) -> None:
 def test_other_files_are_not_overwritten(tmp_path: Path, document: object) -> None:
     out = tmp_path / "mine.json"
     out.write_text(json.dumps(document))
-    with pytest.raises(EvaluationError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
+    with pytest.raises(PlacerError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
         evaluate(GRAPHS, CLUSTER, SPECS, out=out, processes=1)
     assert json.loads(out.read_text()) == document
 
@@ -208,7 +204,10 @@ def test_a_ratio_may_be_infinite(tmp_path: Path) -> None:
 def test_two_evaluations_into_one_file_are_refused(tmp_path: Path) -> None:
     """Each would write the rows that were there when it began, and its own: the other's would be lost."""
     path = tmp_path / "table.json"
-    with held(path) as process, pytest.raises(BusyError, match=rf"table\.json: process {process.pid} on .* is writing"):
+    with (
+        held(path) as process,
+        pytest.raises(PlacetoError, match=rf"table\.json: process {process.pid} on .* is writing"),
+    ):
         evaluate(GRAPHS, CLUSTER, SPECS, out=path, processes=1)
     assert not path.exists()
     evaluate(GRAPHS, CLUSTER, SPECS, out=path, processes=1)

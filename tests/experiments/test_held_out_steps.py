@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.cost_models import alone_ms
-from placeto.problem.cluster.devices import V100
+from placeto.problem.cluster.boards import V100
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 

@@ -5,7 +5,7 @@ import pytest
 from experiments.measured_plans import FACTORIES, SHAPES, pipelines
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
-from placeto.runtime.profiling import Profile
+from placeto.runtime.measuring.profiling import Profile
 
 
 @pytest.mark.parametrize("name", FACTORIES)

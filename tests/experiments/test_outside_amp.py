@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.outside_amp import OutsideAmp, exchange_us, machines, read_strategies, simulate_all
-from placeto.simulator.data_parallel import best_ring
+from placeto.simulator.tool_steps.data_parallel import best_ring
 from tests.cases import problem_of
 
 DATA = OutsideAmp().data

@@ -19,7 +19,7 @@ from experiments.outside_pipedream import (
     main,
     placed,
 )
-from placeto.formats.pipedream import load
+from placeto.formats.graphs_of_others.pipedream import load
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.outside_ratios import EMBEDDING, HEAD, LAYER, data_parallel, equal_stages, machines, parts_us
 from graphs.llama import Size
-from placeto.problem.cluster.devices import H100
+from placeto.problem.cluster.boards import H100
 
 SMALL = Size(2, 256, 4, 4, 512)
 

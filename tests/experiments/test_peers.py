@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.peers import critical_path, cut_schedule, equal_devices
-from placeto.formats.stg import load
+from placeto.formats.graphs_of_others.stg import load
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from tests.cases import problem_of

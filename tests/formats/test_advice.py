@@ -4,7 +4,7 @@ import pytest
 from placeto.formats.advice import data_parallel_advice
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.data_parallel import DataParallel, data_parallel
+from placeto.simulator.tool_steps.data_parallel import DataParallel, data_parallel
 from tests.toys import toy_cluster, work
 
 

@@ -8,8 +8,8 @@ from typing import IO
 
 import pytest
 
-from placeto.formats import apart
-from placeto.formats.apart import Apart, DiedError, RaisedError
+from placeto.formats.onnx_import import apart
+from placeto.formats.onnx_import.apart import Apart, DiedError, RaisedError
 
 HERE = Apart(__name__)
 MEMORY = 256 * 2**20

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from placeto import load_cluster, load_graph, save_graph, simulate
 from placeto.capture.trace import capture_inference
-from placeto.formats.exports import DeviceMap, ExportError, device_map
+from placeto.errors import PlacementError
+from placeto.formats.exports import DeviceMap, device_map
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.whole_modules import module_units, whole_modules
@@ -104,7 +105,7 @@ def test_devices_are_named_as_accelerate_names_them() -> None:
     assert found.named()["blocks.1"] == 1
     assert found.named(["0", "cpu"])["blocks.1"] == "cpu"
     assert found.named(["0", "cpu"])["token"] == 0
-    with pytest.raises(ExportError, match="the cluster has 2 devices, 1 names are given"):
+    with pytest.raises(PlacementError, match="the cluster has 2 devices, 1 names are given"):
         found.named(["0"])
     graph = capture_inference(divided.class_token(), [X])
     placement = np.array([not path.startswith("blocks.1") for path in graph.modules], np.int64)

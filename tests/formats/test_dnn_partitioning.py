@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.formats.dnn_partitioning import load
+from placeto.formats.graphs_of_others.dnn_partitioning import load
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

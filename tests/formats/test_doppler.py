@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.peers import equal_devices
-from placeto.formats.doppler import load
+from placeto.formats.graphs_of_others.doppler import load
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 

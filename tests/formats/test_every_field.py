@@ -16,7 +16,7 @@ import pytest
 
 from experiments.fuzz_documents import FORMATS
 from placeto.evaluation.comparison import load_rows, save_rows
-from placeto.formats import dnn_partitioning
+from placeto.formats.graphs_of_others import dnn_partitioning
 from placeto.formats.placement import load_placement, save_placement
 from placeto.formats.plan import load_plan, save_plan
 from placeto.problem.cluster import load_cluster, save_cluster

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import placeto
 from placeto import load_cluster, simulate
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.errors import PlanError
 from placeto.formats.exports import device_map, modules_dot, save_graphml
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import PlanError
 from placeto.problem.step.whole_modules import module_units, whole_modules
 from placeto.simulator.schedule import Schedule
 from tests.captures import Made

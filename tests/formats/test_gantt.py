@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from placeto.formats.gantt import SUFFIXES, PlotError, gantt_figure, gantt_panels, save_figure
+from placeto.errors import PlacementError
+from placeto.formats.gantt import SUFFIXES, gantt_figure, gantt_panels, save_figure
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -131,5 +132,5 @@ def test_files_are_whole_or_not_there(tmp_path: Path, suffix: str, magic: bytes)
     assert list(tmp_path.iterdir()) == []
     save_figure(figure, path)
     assert path.read_bytes().startswith(magic)
-    with pytest.raises(PlotError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
+    with pytest.raises(PlacementError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
         save_figure(figure, tmp_path / "gantt.bmp")

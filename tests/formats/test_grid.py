@@ -11,8 +11,8 @@ from placeto.formats.report import report_page
 from placeto.formats.report.grid import Grid, step_grid
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.schedule import simulate
+from placeto.simulator.tool_steps.chunk_order import order_chunks
 from tests.formats.torch_toys import captured, chain, planned
 from tests.toys import toy_cluster, work
 

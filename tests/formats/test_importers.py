@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placeto.errors import GraphError
 from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import GraphError, load_graph, save_graph
+from placeto.problem.graph import load_graph, save_graph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import SHARED

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.formats.exports.layer_tools import (
     LAYER_TOOLS,
     exo,
@@ -126,7 +126,7 @@ def test_llama_cpp_has_the_first_layers_on_the_cpu() -> None:
     assert assigned(words, 6) == [-1, -1, 0, 0, 0, 0, 0]
     assert "CUDA_VISIBLE_DEVICES" not in environment
     with pytest.raises(
-        ExportError, match=r"cpu:0 has layers 2 to 5; llama\.cpp can have only the first layers on the CPU"
+        PlacementError, match=r"cpu:0 has layers 2 to 5; llama\.cpp can have only the first layers on the CPU"
     ):
         llama_cpp(parts([1, 0], ["body.h.2"], "cpu+1xh100"))
 
@@ -157,7 +157,7 @@ def test_exo_reads_half_open_intervals() -> None:
     ],
 )
 def test_what_a_tool_can_not_do_is_refused_in_a_sentence(tool: str, made: WholeLayers, told: str) -> None:
-    with pytest.raises(ExportError) as caught:
+    with pytest.raises(PlacementError) as caught:
         LAYER_TOOLS[tool](made, None)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -167,7 +167,7 @@ def test_what_a_tool_can_not_do_is_refused_in_a_sentence(tool: str, made: WholeL
 def test_what_only_infers_is_not_told_to_place_a_training(devices: Sequence[tuple[int, ...]]) -> None:
     schedule = planned(captured(chain(8)), devices)
     for trains, how in ((True, "--placer torch-pipeline"), (False, "--placer pipeline, without --micro")):
-        with pytest.raises(ExportError, match=f"replicas of its stages differ .*{how}"):
+        with pytest.raises(PlacementError, match=f"replicas of its stages differ .*{how}"):
             whole_layers(schedule, "the tool", trains)
 
 

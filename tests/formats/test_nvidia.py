@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placeto.errors import ClusterError
 from placeto.formats.nvidia import load_machine
-from placeto.problem.cluster import Cluster, ClusterError, load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.cluster.presets import PCIE4
 
 LEGEND = """

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.formats import onnx_model
-from placeto.formats.onnx_model import load
-from placeto.problem.graph import GraphError
+from placeto.errors import GraphError
+from placeto.formats.onnx_import import onnx_model
+from placeto.formats.onnx_import.onnx_model import load
 from tests.growth import assert_in_proportion
 
 onnx = pytest.importorskip("onnx")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from placeto.formats.onnx_costs import Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
+from placeto.formats.onnx_import.onnx_costs import Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
 
 FLOAT, UINT8, INT8, INT32, INT4, INT2 = 1, 2, 3, 6, 22, 26  # as ONNX numbers them
 

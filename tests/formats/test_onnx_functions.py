@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.formats.onnx_model import load
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.errors import GraphError
+from placeto.formats.onnx_import.onnx_model import load
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.uncounted import without_formula
 
 onnx = pytest.importorskip("onnx")

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from placeto.capture import capture_inference
+from placeto.errors import GraphError
 from placeto.formats.importers import IMPORTERS, find_importer
-from placeto.formats.onnx_model import load
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.formats.onnx_import.onnx_model import load
+from placeto.problem.graph import ComputationGraph
 from tests.captures import record
 
 onnx = pytest.importorskip("onnx")

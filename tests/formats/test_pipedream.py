@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.formats.pipedream import load
+from placeto.formats.graphs_of_others.pipedream import load
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from placeto.formats.placement import PlacementError, PlacementFile, load_placement
+from placeto.errors import PlacementError
+from placeto.formats.placement import PlacementFile, load_placement
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from placeto.formats.placement import PlacementError, load_placement
+from placeto.errors import PlacementError
+from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import load_graph

@@ -12,13 +12,13 @@ import pytest
 
 from placeto.formats.report import Ways, report_page, save_report
 from placeto.formats.report.chart import TICKS
-from placeto.formats.report.memory import LARGE_HEIGHT, memory_pictures, stacked_picture
+from placeto.formats.report.memory_pictures import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
 from placeto.formats.report.tables import cut_table, link_table, path_table, step_table
 from placeto.formats.report.words import summary
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.critical_path import critical_path
+from placeto.simulator.readings.critical_path import critical_path
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
 from tests.toys import toy_cluster, work

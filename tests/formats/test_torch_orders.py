@@ -19,12 +19,12 @@ from torch.distributed.pipelining.schedules import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from placeto.formats.exports import torch_pipeline
-from placeto.problem.graph.labels import BACKWARD_PASSES
+from placeto.problem.graph.label_values import BACKWARD_PASSES
 from placeto.problem.step.forward_pass import before_loss
-from placeto.simulator.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.pipeline_step import in_whole_chunks, pipeline_step
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
+from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = captured(chain())

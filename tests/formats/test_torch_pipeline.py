@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate
+from placeto.errors import PlacerError, PlanError
+from placeto.evaluation.comparison import PlacerSpec, evaluate
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.placers import load_placer
 from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import PlanError
 from tests.formats.torch_toys import captured, chain, planned, tied
 from tests.problem.test_files import limited
 from tests.toys import linked
@@ -59,7 +59,7 @@ def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
     with pytest.raises(PlanError, match=message):
         load_placer("torch-pipeline")(PlacementProblem(captured(tied()), uneven))
     specs = [PlacerSpec("theirs", "torch-pipeline")]
-    with pytest.raises(EvaluationError, match=r"^theirs on mine: torch runs .* untie it.*leave one of the two out$"):
+    with pytest.raises(PlacerError, match=r"^theirs on mine: torch runs .* untie it.*leave one of the two out$"):
         evaluate({"mine": captured(tied())}, uneven, specs, processes=1)
 
 

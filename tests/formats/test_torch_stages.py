@@ -10,13 +10,13 @@ from torch import nn
 
 from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
+from placeto.errors import PlanError
 from placeto.formats.exports import torch_pipeline
 from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import PlanError
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made
 from tests.formats.torch_toys import WIDTH, Late, again, captured, chain, planned, skip, tied

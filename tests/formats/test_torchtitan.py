@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from tests.captures import Made
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
@@ -100,5 +100,5 @@ def test_modules_keep_their_names_if_the_model_itself_has_the_layers() -> None:
     ],
 )
 def test_what_torchtitan_does_not_run_is_refused(devices: list[tuple[int, ...]], told: str) -> None:
-    with pytest.raises(ExportError, match=told):
+    with pytest.raises(PlacementError, match=told):
         torchtitan(planned(GRAPH, devices))

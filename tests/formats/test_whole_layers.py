@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster
@@ -88,5 +88,5 @@ def test_what_has_no_list_of_layers_is_refused() -> None:
     plain = nn.Sequential()
     plain.add_module("one", nn.Linear(64, 64))
     plain.add_module("other", nn.Linear(64, 64))
-    with pytest.raises(ExportError, match="has no list of layers"):
+    with pytest.raises(PlacementError, match="has no list of layers"):
         whole_layers(planned(captured(plain), [(0,), (1,)]), "the tool")

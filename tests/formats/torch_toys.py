@@ -14,8 +14,8 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.pipeline_step import in_whole_chunks
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks
 from tests.captures import Made, linears, square
 
 WIDTH = 64

@@ -129,7 +129,7 @@ def test_location_depends_on_content_and_code() -> None:
         "graphs.recurrent",
         "graphs.models",
         "placeto.capture.trace",
-        "placeto.capture.ops",
+        "placeto.capture.building.ops",
     } <= behind
     assert not behind & {"graphs.gnmt", "graphs", "torch"}, "other families change without a new capture"
 
@@ -215,7 +215,7 @@ def test_long_captures_show_how_far_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture_progress, "PATIENCE_S", -1.0)
-    monkeypatch.setattr("placeto.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("placeto.plumbing.progress.LINE_EVERY_S", 0.0)
     with torch.device("meta"):
         step = gnmt.training_step(gnmt.Network(2, 4, 2, 2, 5))
     graph = capture_with_progress(step, "long")

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.exact.placer import ENUMERATE, solve
+from placeto.heuristics.exact.exact_placer import ENUMERATE, solve
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

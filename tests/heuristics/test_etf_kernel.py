@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from placeto.heuristics.common import demands
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
+from placeto.heuristics.rules import demands
 from placeto.problem.problem import PlacementProblem
 from tests.cases import problem_of, uneven_problem
 from tests.growth import assert_in_proportion

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from placeto.errors import PlacerError
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.exact.placer import MAX_GROUPS, ExactError, solve
+from placeto.heuristics.exact.exact_placer import MAX_GROUPS, solve
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
@@ -120,12 +121,12 @@ def test_budgets_are_kept() -> None:
 
 def test_too_large() -> None:
     problem = toy_problem(0, MAX_GROUPS + 6, 2)
-    with pytest.raises(ExactError, match=f"'random0' has {MAX_GROUPS + 6} groups"):
+    with pytest.raises(PlacerError, match=f"'random0' has {MAX_GROUPS + 6} groups"):
         HEURISTICS["exact"](problem)
 
 
 def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
-    with pytest.raises(ExactError, match=r"placeto\[exact\]"):
+    with pytest.raises(PlacerError, match=r"placeto\[exact\]"):
         HEURISTICS["exact"](toy_problem(0, 20, 2))
     assert HEURISTICS["exact"](two_cliques(4)).makespan_us == 51.0, "enumeration does without"

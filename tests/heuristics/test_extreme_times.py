@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from placeto.errors import GraphError
 from placeto.heuristics import HEURISTICS
 from placeto.problem.cluster import Device
-from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from tests.cases import problem_of
 from tests.toys import linked

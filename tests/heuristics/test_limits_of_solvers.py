@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.heuristics.baechi import favourite_children
-from placeto.heuristics.exact.placer import solve
+from placeto.heuristics.exact.exact_placer import solve
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.exact.placer import solve
+from placeto.heuristics.exact.exact_placer import solve
 from placeto.placers import load_family
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from placeto.errors import PlacerError
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.exact.placer import ExactError
 from placeto.placers import load_placer
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
@@ -34,5 +34,5 @@ def test_a_pipeline_is_found() -> None:
 
 
 def test_exact_tries_all_placements_or_refuses() -> None:
-    with pytest.raises(ExactError, match=r"is a step in micro-batches, .* use multilevel"):
+    with pytest.raises(PlacerError, match=r"is a step in micro-batches, .* use multilevel"):
         load_placer("exact")(PlacementProblem(GRAPH, load_cluster("8xv100")))

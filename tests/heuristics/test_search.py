@@ -26,9 +26,9 @@ from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator, kernel
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.readings.timelines import timelines
 from placeto.simulator.schedule import simulate
 from placeto.simulator.slack import fill_slack
-from placeto.simulator.timelines import timelines
 from tests.cases import forks, problem_of, toy_problem, uneven_cluster, uneven_graph, uneven_problem
 
 

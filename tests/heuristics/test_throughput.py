@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from placeto import place
-from placeto.heuristics.throughput import THROUGHPUT, ThroughputError, contiguous, free
+from placeto.errors import PlacerError
+from placeto.heuristics.throughput import THROUGHPUT, contiguous, free
 from placeto.heuristics.throughput.contiguous import ContiguousSplits, OutOfTimeError, all_orders
 from placeto.heuristics.throughput.ideals import all_ideals, some_ideals
 from placeto.heuristics.throughput.stream import Stream, stream_of
 from placeto.placers import resolve_graph
-from placeto.placing import PlacingError
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -157,16 +157,16 @@ def test_what_cannot_be_is_refused() -> None:
     steps = ComputationGraph.from_ops(
         "steps", [{"name": f"m{i}", "type": "op", "time_us": {"*": 1.0}, "micro_batch": i} for i in range(2)]
     )
-    with pytest.raises(ThroughputError, match="micro-batches"):
+    with pytest.raises(PlacerError, match="micro-batches"):
         contiguous(PlacementProblem(steps, cluster(2)))
     small = PlacementProblem(graph(0, 7), cluster(2, memory=5))
     for placer in THROUGHPUT.values():
-        with pytest.raises(ThroughputError, match=r"no .*split that fits in the memory of toy"):
+        with pytest.raises(PlacerError, match=r"no .*split that fits in the memory of toy"):
             placer(small, seconds=1.0)
     stream = stream_of(PROBLEMS["alike"])
     with pytest.raises(OutOfTimeError):
         ContiguousSplits(stream, stream.cost_at(slowest=True), some_ideals(stream, 1, 0)).best(until=0.0)
-    with pytest.raises(PlacingError, match="objective"):
+    with pytest.raises(PlacerError, match="objective"):
         place(graph(0, 7), cluster="2xv100", objective="latency")  # type: ignore[arg-type]
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from placeto.capture.errors import CaptureError
+from placeto.errors import CaptureError
 from placeto.planning.fits import Fits, device_of, fits, resident_bytes
-from placeto.planning.steps import Kind
+from placeto.planning.planned_steps import Kind
 from placeto.problem.cluster import Cluster, load_cluster
 from tests.captures import chained
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import placeto
+from placeto.errors import PlacerError
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
-from placeto.planning.numbers import COUNTS, MicroBatchingError, place_in_best
+from placeto.planning.numbers import COUNTS, place_in_best
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from tests.captures import linears, meta, square
@@ -89,7 +90,7 @@ def test_numbers_that_the_placer_refuses_are_left_out() -> None:
 
     def place(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
         if problem is problems[2]:
-            raise MicroBatchingError("not two")
+            raise PlacerError("not two")
         return load_placer("multilevel")(problem, simulations=simulations, seconds=seconds)
 
     chosen = place_in_best(problems, place, simulations=200)

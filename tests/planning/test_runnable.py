@@ -9,15 +9,15 @@ from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import can_run, make_plan
+from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep
 from placeto.planning.runnable import as_run
-from placeto.planning.steps import PIPELINES, Kind, PlannedStep
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Tool
-from placeto.simulator.chunk_order import order_chunks
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.tool_steps.chunk_order import order_chunks
 from tests.formats.torch_toys import WIDTH, captured, chain
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import placeto
-from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
+from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.plans import all_plans
 from placeto.planning.numbers import COUNTS
-from placeto.planning.steps import Kind, Plans
-from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
-from placeto.problem.cluster import Cluster, ClusterError, load_cluster
+from placeto.planning.planned_steps import Kind, Plans
+from placeto.planning.ways import SHOWN, plan, plans_of, with_headroom
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
@@ -193,9 +193,9 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
         planned("2xv100", [4], 6)
     with pytest.raises(CaptureError, match="trainable"):  # the first reason of all numbers
         plan(nn.ReLU(), [torch.empty(8, 4, device="meta")], cluster="2xv100", loss=square)
-    with pytest.raises(PlanningError, match="at least one"):
+    with pytest.raises(PlanError, match="at least one"):
         planned("2xv100", [], 6)
-    with pytest.raises(PlanningError, match="simulations must be at least 0, not -1"):
+    with pytest.raises(PlanError, match="simulations must be at least 0, not -1"):
         planned("2xv100", [1], 6, simulations=-1)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy

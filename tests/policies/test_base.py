@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from placeto.policies.base import PairDistribution
+from placeto.policies.pair_policy import PairDistribution
 
 
 def observation() -> Data:

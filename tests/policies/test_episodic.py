@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from placeto.environment.columns import PAIR
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.episodic import EpisodePlacer
 from placeto.problem.grouping import group_ops

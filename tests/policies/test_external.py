@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from placeto.extensions import ExtensionError
+from placeto.errors import PlacerError, TrainingError
 from placeto.placers import load_placer, placer_names
 from placeto.policies import external
-from placeto.policies.base import PolicyError
-from placeto.training.config import ConfigError, default_config
+from placeto.training.config import default_config
 from placeto.training.trainer import train
 from tests.cases import toy_problem
 
@@ -61,7 +60,7 @@ del missing
 )
 def test_policies_that_dont_fit_are_refused(adds: Callable[..., None], name: str, says: str) -> None:
     adds("placeto.policies", f"mine = ours:{name}", POLICY)
-    with pytest.raises(ExtensionError, match=rf"entry point mine = 'ours:{name}' in placeto\.policies of ours.*{says}"):
+    with pytest.raises(PlacerError, match=rf"entry point mine = 'ours:{name}' in placeto\.policies of ours.*{says}"):
         placer_names()
     assert load_placer("etf"), "what isn't asked for isn't imported"
 
@@ -125,7 +124,7 @@ def test_a_policy_that_fits_is_trained_and_placed_with(adds: Callable[..., None]
 )
 def test_answers_that_dont_fit_are_refused(adds: Callable[..., None], returns: str, says: str, tmp_path: Path) -> None:
     adds("placeto.policies", "mine = ours:mine", NETWORK.replace("RETURNS", returns))
-    with pytest.raises(PolicyError, match=says):
+    with pytest.raises(PlacerError, match=says):
         trained(tmp_path / "run")
 
 
@@ -134,13 +133,13 @@ def test_answers_that_dont_fit_are_refused(adds: Callable[..., None], returns: s
     [
         (
             "broken",
-            ExtensionError,
+            PlacerError,
             r"policy ours\.broken can't be made of .*: RuntimeError: no \(.*ours\.py, line 17\)",
         ),
-        ("empty", ExtensionError, "makes a network without parameters"),
-        ("number", ExtensionError, "must make a Module, not 3"),
-        ("whole", ExtensionError, r"policy ours\.Network must make a OneShotPolicy, not Network\(\)"),
-        ("learning", ConfigError, "learning must be a LearningConfig, not 3"),
+        ("empty", PlacerError, "makes a network without parameters"),
+        ("number", PlacerError, "must make a Module, not 3"),
+        ("whole", PlacerError, r"policy ours\.Network must make a OneShotPolicy, not Network\(\)"),
+        ("learning", TrainingError, "learning must be a LearningConfig, not 3"),
     ],
 )
 def test_networks_that_dont_fit_are_refused(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import make_instance
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.starts import begin, best_cheap

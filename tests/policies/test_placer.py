@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from placeto.policies.base import PolicyError
-from placeto.policies.placer import LearnedPlacer, trained_devices
+from placeto.errors import PlacerError
+from placeto.policies.learned_placer import LearnedPlacer, trained_devices
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from tests.toys import fork_of_chains
@@ -39,6 +39,6 @@ def test_more_devices_than_it_was_trained_on_are_refused() -> None:
     placer = OnTheFirst()
     placer.most_devices = trained_devices({"devices": 2})
     assert placer(fork_of_chains(2, 3, 2), simulations=5).simulations == 1
-    with pytest.raises(PolicyError, match="trained on 2 devices at most, the cluster toy has 3"):
+    with pytest.raises(PlacerError, match="trained on 2 devices at most, the cluster toy has 3"):
         placer(fork_of_chains(2, 3, 3), simulations=5)
     assert trained_devices({}) == trained_devices({"devices": 0}) == math.inf

@@ -4,7 +4,7 @@ import torch
 
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
-from placeto.policies.base import PolicyError
+from placeto.errors import PlacerError
 from placeto.policies.placeto_paper import Networks, PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from tests.cases import toy_problem
 from tests.toys import fork_of_chains
@@ -83,5 +83,5 @@ def test_messages_reach_as_far_as_their_rounds(rounds):
 
 def test_more_devices_than_the_head_has_are_refused(walk):
     features, current = states(walk)
-    with pytest.raises(PolicyError, match=r"made for 2 devices at most, the cluster has 3: .*policy\.devices"):
+    with pytest.raises(PlacerError, match=r"made for 2 devices at most, the cluster has 3: .*policy\.devices"):
         policy(devices=2)(features, current, Surroundings.of(walk))

@@ -1,7 +1,7 @@
 import numpy as np
 
 from placeto.environment.columns import NODE
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.policies.sweeps import GuidedConfig, Sweeper

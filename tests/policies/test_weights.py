@@ -7,9 +7,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from placeto.policies.weights import WeightsError, load_weights, save_weights
+from placeto.errors import TrainingError
+from placeto.policies.weights import load_weights, save_weights
 from placeto.pretrained import pretrained_path
-from placeto.training.checkpoint import CheckpointError, load_checkpoint
+from placeto.training.checkpoint import load_checkpoint
 
 STATE = {
     "format": "placeto.checkpoint/1",
@@ -40,9 +41,9 @@ def test_what_is_no_weights_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"{}", whole[:-1], whole[:40], whole.replace(b"placeto", b"Placeto", 1)):
         path.write_bytes(content)
-        with pytest.raises(WeightsError, match="w"):
+        with pytest.raises(TrainingError, match="w"):
             load_weights(path)
-        with pytest.raises(CheckpointError, match="w"):
+        with pytest.raises(TrainingError, match="w"):
             load_checkpoint(path)
     with pytest.raises(FileNotFoundError):
         load_weights(tmp_path / "none.safetensors")
@@ -59,7 +60,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, file: str) -> Non
         damaged = bytearray(whole)
         damaged[place] ^= 1 << random.integers(8)
         path.write_bytes(damaged)
-        with pytest.raises(WeightsError, match=r"w\.safetensors: "):
+        with pytest.raises(TrainingError, match=r"w\.safetensors: "):
             load_weights(path)
 
 
@@ -81,5 +82,5 @@ def test_other_values_are_found_under_an_old_checksum(tmp_path: Path) -> None:
     ]
     for others in changes:
         path.write_bytes(save(*others))
-        with pytest.raises(WeightsError, match="damaged: its checksum isn't that of its content"):
+        with pytest.raises(TrainingError, match="damaged: its checksum isn't that of its content"):
             load_weights(path)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from placeto.problem.files import BusyError, atomic_write, locked, write_text
+from placeto.errors import PlacetoError
+from placeto.problem.files import atomic_write, locked, write_text
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path, kind: 
         path.mkdir()
     with held(path) as process:
         says = rf"place: process {process.pid} on \S+ is writing to it; wait until that ends"
-        with pytest.raises(BusyError, match=says), locked(path):
+        with pytest.raises(PlacetoError, match=says), locked(path):
             pytest.fail("both have it")
     with locked(path), locked(path):  # once more by the same process
         pass

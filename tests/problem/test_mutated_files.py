@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.fuzz import FuzzConfig, Seen, main, make_ready, outcome, read_apart
 from experiments.fuzz_documents import FORMATS, HOW, mutated
-from placeto.formats.apart import Apart
+from placeto.formats.onnx_import.apart import Apart
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto.errors import GraphError
 from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.flat import FlatProblems
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import simulate, simulate_batch
 from tests.reference import random_cluster, random_graph, random_problem

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from placeto.runtime.devices import LocalDevice, open_devices
+from placeto.runtime.local_devices import LocalDevice, open_devices
 
 
 @pytest.fixture(scope="module")

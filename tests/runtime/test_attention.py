@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from placeto.runtime import attention
 from placeto.runtime.attention import gpu_attention
 from placeto.runtime.program import Program
-from placeto.runtime.steps import real_training
+from placeto.runtime.real_steps import real_training
 
 
 class Attends(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.runtime.placed import RunError
+from placeto.errors import RunError
 from tests.captures import Made, square
 from tests.runtime.true import step_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from placeto.runtime.crossing import FAILED, Stopped, copied, receiver, sender_to
-from placeto.runtime.devices import LocalDevice
+from placeto.runtime.local_devices import LocalDevice
+from placeto.runtime.transport.crossing import FAILED, Stopped, copied, receiver, sender_to
 
 
 def device(name: str, kind: str) -> LocalDevice:

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from placeto.runtime.devices import DeviceError, open_devices
+from placeto.errors import RunError
+from placeto.runtime.local_devices import open_devices
 
 
 def test_a_core_has_a_pinned_thread_of_its_own() -> None:
@@ -36,14 +37,14 @@ def test_cores_share_the_memory() -> None:
     ],
 )
 def test_devices_that_are_not_there(names: list[str], says: str) -> None:
-    with pytest.raises(DeviceError) as refused:
+    with pytest.raises(RunError) as refused:
         open_devices(names)
     assert str(refused.value).startswith(says)
 
 
 FAULTS = """
 import resource, torch
-from placeto.runtime.devices import open_devices
+from placeto.runtime.local_devices import open_devices
 def faults():
     made = [torch.ones(2**20) for _ in range(16)]  # 4 MiB each
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.arguments import input_leaves
+from placeto.capture.inputs.arguments import input_leaves
 from placeto.capture.trace import Capture, trace_inference, trace_training
+from placeto.errors import RunError
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.executable import PlacedModule
-from placeto.runtime.placed import PlacedStep, RunError
+from placeto.runtime.local_devices import LocalDevice, open_devices
+from placeto.runtime.placed import PlacedStep
 from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, assert_same_gradients

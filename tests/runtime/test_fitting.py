@@ -2,7 +2,7 @@
 
 import pytest
 
-from placeto.runtime.fitting import Sample, fit, held_out
+from placeto.runtime.measuring.fitting import Sample, fit, held_out
 
 
 def sample(op_type: str, size: int, time_us: float, flops: float = 0.0) -> Sample:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.errors import CaptureError
+from placeto.errors import CaptureError, RunError
 from placeto.runtime.gradients import add_gradients
-from placeto.runtime.placed import RunError
 from tests.captures import Made, square
 from tests.runtime.true import assert_as_eager, step_of
 

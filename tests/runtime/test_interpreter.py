@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from placeto.runtime.interpreter import _ENDS, Interpreted, NotInterpreted, executable
-from placeto.runtime.meter import Meter
+from placeto.runtime.measuring.meter import Meter
 from placeto.runtime.program import Program
-from placeto.runtime.steps import RealStep, real_inference, real_training
+from placeto.runtime.real_steps import RealStep, real_inference, real_training
 
 
 def conv() -> RealStep:

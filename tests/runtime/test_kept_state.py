@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from placeto.capture.errors import CaptureError, NotRunWarning
 from placeto.capture.trace import capture_training
-from placeto.runtime.placed import RunError
+from placeto.capture.user_errors import NotRunWarning
+from placeto.errors import CaptureError, RunError
 from tests.captures import square
 from tests.runtime.true import assert_as_eager, step_of
 

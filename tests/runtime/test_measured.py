@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import open_devices
-from placeto.runtime.measured import FAILED, MeasuredSteps
-from placeto.runtime.profiling import profile
-from placeto.runtime.steps import real_training
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.measuring.measured import FAILED, MeasuredSteps
+from placeto.runtime.measuring.profiling import profile
+from placeto.runtime.real_steps import real_training
 
 
 def test_each_placement_is_run_once_and_what_fails_costs() -> None:

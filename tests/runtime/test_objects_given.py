@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.errors import CaptureError
-from placeto.runtime.placed import RunError
+from placeto.errors import CaptureError, RunError
 from tests.captures import Made, square
 from tests.runtime.true import step_of
 

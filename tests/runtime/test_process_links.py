@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.runtime.devices import open_devices
-from placeto.runtime.process_links import SIZES, _addition, process_links
-from placeto.runtime.profiling import profile
-from placeto.runtime.steps import real_training
-from placeto.runtime.torchrun import TorchrunError
-from placeto.simulator.pipeline_step import CHUNK, SPLIT, SUM
+from placeto.errors import RunError
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.measuring.profiling import profile
+from placeto.runtime.real_steps import real_training
+from placeto.runtime.transport.process_links import SIZES, _addition, process_links
+from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
 
 
 @pytest.mark.slow
@@ -43,5 +43,5 @@ def test_a_sum_is_the_transfers_of_a_ring_and_its_additions() -> None:
 def test_gpus_are_refused() -> None:
     (core,) = open_devices(["cpu:0"])
     gpu = replace(core, name="cuda:0", torch_device=torch.device("cuda:0"))
-    with pytest.raises(TorchrunError, match="cuda:0: transfers between processes are measured between cores only"):
+    with pytest.raises(RunError, match="cuda:0: transfers between processes are measured between cores only"):
         process_links([core, gpu])

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from placeto.errors import RunError
 from placeto.heuristics import HEURISTICS
 from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.costs.profiled import load_profiled, save_profiled
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
-from placeto.runtime.measure import measure
-from placeto.runtime.profiling import Profile, _overhead_us, profile
-from placeto.runtime.steps import RealStep, real_training
+from placeto.runtime.local_devices import LocalDevice, open_devices
+from placeto.runtime.measuring.measure import measure
+from placeto.runtime.measuring.profiling import Profile, _overhead_us, profile
+from placeto.runtime.real_steps import RealStep, real_training
 from tests.captures import Shared, mlp
 
 
@@ -70,7 +71,7 @@ def test_files_of_costs_and_cluster_give_the_problem(made: Profile, tmp_path: ob
 
 def test_what_a_kernel_refuses_is_one_line() -> None:
     bad = real_training(nn.Embedding(4, 2), [torch.tensor([9])], lambda y: y.sum(), name="bad")
-    with pytest.raises(DeviceError, match="bad on cpu:0: IndexError: index out of range"):
+    with pytest.raises(RunError, match="bad on cpu:0: IndexError: index out of range"):
         measure([bad], open_devices(["cpu:0"])[0], 0.1)
 
 

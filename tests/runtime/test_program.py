@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from placeto.capture.trace import trace_inference
 from placeto.runtime.program import Program, _on_host
-from placeto.runtime.steps import RealStep, real_inference, real_training
+from placeto.runtime.real_steps import RealStep, real_inference, real_training
 from tests.parts import Parts
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import placeto
 from placeto.capture.trace import trace_training
+from placeto.runtime.changed_buffers import State
 from placeto.runtime.program import Program
-from placeto.runtime.state import State
 from placeto.runtime.unrolled import unrolled
 from tests.captures import square
 

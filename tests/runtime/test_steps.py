@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.runtime.steps import StepError, filled, real_inference, real_training
+from placeto.errors import RunError
+from placeto.runtime.real_steps import filled, real_inference, real_training
 
 
 def test_what_is_left_uninitialised_is_filled() -> None:
@@ -29,5 +30,5 @@ def test_leaves_are_parameters_buffers_inputs_and_targets() -> None:
 
 def test_tensors_elsewhere_are_refused() -> None:
     module = nn.Linear(3, 3, device="meta")
-    with pytest.raises(StepError, match=r"Linear: a tensor of shape \(3, 3\) is on 'meta': .* on the cpu"):
+    with pytest.raises(RunError, match=r"Linear: a tensor of shape \(3, 3\) is on 'meta': .* on the cpu"):
         real_inference(module, [torch.empty(1, 3)])

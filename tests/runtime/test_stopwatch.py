@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.runtime.stopwatch import CpuStopwatch, CudaStopwatch, in_turns
+from placeto.runtime.measuring.stopwatch import CpuStopwatch, CudaStopwatch, in_turns
 
 
 def test_stamps_of_a_cpu_are_microseconds_without_their_own_cost() -> None:
@@ -21,7 +21,7 @@ def test_stamps_of_a_cpu_are_microseconds_without_their_own_cost() -> None:
 
 def test_one_disturbed_measurement_of_the_stamps_does_not_shorten_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = iter([7.0, 1.0, 3.0])  # as it is made, after the first pass, after the second
-    monkeypatch.setattr("placeto.runtime.stopwatch._cost_us", lambda stamp: next(costs))
+    monkeypatch.setattr("placeto.runtime.measuring.stopwatch._cost_us", lambda stamp: next(costs))
     watch = CpuStopwatch()
     for _ in range(2):
         assert watch.times_us([0, 5000, 5500]) == pytest.approx([4.0, 0.0])

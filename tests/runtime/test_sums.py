@@ -12,9 +12,9 @@ from placeto.capture.trace import trace_training
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import LocalDevice
 from placeto.runtime.executable import PlacedModule
-from placeto.runtime.sums import in_lists
+from placeto.runtime.local_devices import LocalDevice
+from placeto.runtime.transport.sums import in_lists
 from placeto.simulator.schedule import simulate
 from tests.captures import Made
 

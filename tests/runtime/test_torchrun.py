@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from placeto.runtime.devices import open_devices
-from placeto.runtime.torchrun import TorchrunError, lines_of, torchrun
+from placeto.errors import RunError
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.torchrun import lines_of, torchrun
 
 PROGRAM = """
 import os, sys
@@ -29,7 +30,7 @@ def test_steps_are_read_and_failures_are_told(tmp_path: Path) -> None:
     (device,) = open_devices(["cpu:0"])
     assert torchrun(tmp_path, [device], 2, each=lines.append) == [12500.0, 7000.0]
     assert lines[-1] == "1 ranks, 1 core, 1 thread, ['--steps', '2', '--device', 'cpu']"
-    with pytest.raises(TorchrunError, match=r"^run\.py has failed: error: no such luck$"):
+    with pytest.raises(RunError, match=r"^run\.py has failed: error: no such luck$"):
         torchrun(tmp_path, [device], 2, check=True)
 
 

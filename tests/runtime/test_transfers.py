@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from placeto.runtime import transfers
-from placeto.runtime.devices import open_devices
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.transport import transfers
 
 two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime import tuning
-from placeto.runtime.devices import LocalDevice
-from placeto.runtime.profiling import profile
-from placeto.runtime.steps import RealStep, real_training
-from placeto.runtime.tuning import Round, corrected, tune
+from placeto.runtime.local_devices import LocalDevice
+from placeto.runtime.measuring import tuning
+from placeto.runtime.measuring.profiling import profile
+from placeto.runtime.measuring.tuning import Round, corrected, tune
+from placeto.runtime.real_steps import RealStep, real_training
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 from tests.captures import Made

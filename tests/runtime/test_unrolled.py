@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from placeto.capture.trace import trace_inference, trace_training
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.runtime.devices import open_devices
 from placeto.runtime.executable import PlacedModule
+from placeto.runtime.local_devices import open_devices
 from placeto.runtime.unrolled import unrolled
 from placeto.simulator.schedule import simulate
 from tests.captures import Checkpointed, Made, Shared, assert_same_gradients, square

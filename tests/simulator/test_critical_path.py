@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.problem.cluster import load_cluster
-from placeto.simulator.critical_path import PARTS, critical_path
+from placeto.simulator.readings.critical_path import PARTS, critical_path
 from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.reference import random_problem

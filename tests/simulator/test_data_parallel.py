@@ -5,7 +5,7 @@ import pytest
 
 from placeto.problem.cluster import SharedLink, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.data_parallel import best_ring, data_parallel
+from placeto.simulator.tool_steps.data_parallel import best_ring, data_parallel
 from tests.cases import problem_of
 from tests.toys import toy_cluster, work
 

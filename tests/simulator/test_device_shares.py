@@ -3,7 +3,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from placeto.simulator.device_shares import device_shares
+from placeto.simulator.readings.device_shares import device_shares
 from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.reference import random_problem

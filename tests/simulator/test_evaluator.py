@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto.errors import PlacementError
 from placeto.problem.flat import FlatProblems
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.subproblem import on_devices
 from placeto.simulator import evaluator as evaluator_module
-from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
-from placeto.simulator.schedule import PlacementError, simulate
+from placeto.simulator.schedule import simulate
+from placeto.simulator.tool_steps.chunks import Chunks
 from tests.cases import problem_of
 from tests.toys import toy_cluster
 

@@ -2,7 +2,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, memory_timelines, peak_by_category
+from placeto.simulator.readings.memory_timeline import (
+    CATEGORIES,
+    memory_by_category,
+    memory_timelines,
+    peak_by_category,
+)
 from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.reference import random_problem

@@ -9,10 +9,10 @@ from placeto.formats.exports import torch_pipeline
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs.profiled import Fit, Profiled
 from placeto.problem.graph.graph_memory import with_optimizer
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.pipeline_step import CHUNK, SPLIT, SUM
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = with_optimizer(captured(chain(8), 8), "adam")

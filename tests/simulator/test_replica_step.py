@@ -11,9 +11,9 @@ from torch import nn
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.memory_timeline import GATHER, peak_by_category
-from placeto.simulator.replica_step import replicated
+from placeto.simulator.readings.memory_timeline import GATHER, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.replica_step import replicated
 from tests.toys import linked
 
 LAYERS, WIDTH = 4, 256

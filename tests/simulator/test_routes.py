@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from placeto.simulator.routes import Hop, over_hosts, ring, shares
+from placeto.simulator.tool_steps.routes import Hop, over_hosts, ring, shares
 
 
 def test_routes_over_hosts_worked_out_by_hand() -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto.errors import PlacementError
 from placeto.problem.cluster import DISPATCHES, Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule
-from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
+from placeto.simulator.schedule import Schedule, simulate, simulate_batch
 from placeto.simulator.slack import fill_slack
 from tests.cases import problem_of
 from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack

@@ -9,10 +9,10 @@ from placeto.problem.cluster import Link, Topology
 from placeto.problem.cluster.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.memory_timeline import GATHER, RELAY
-from placeto.simulator.routes import Routes, over_hosts, ring, shares
+from placeto.simulator.readings.memory_timeline import GATHER, RELAY
 from placeto.simulator.schedule import Schedule, simulate
-from placeto.simulator.step_graph import ADDITION, Exchange, Record, StepGraph, addition
+from placeto.simulator.tool_steps.routes import Routes, over_hosts, ring, shares
+from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Record, StepGraph, addition
 from tests.cases import problem_of
 from tests.formats.torch_toys import captured, chain
 from tests.toys import toy_cluster, work

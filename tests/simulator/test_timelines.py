@@ -2,7 +2,7 @@ import numpy as np
 
 from placeto.problem.problem import ProblemBatch
 from placeto.simulator import kernel
-from placeto.simulator.timelines import first_after, timelines
+from placeto.simulator.readings.timelines import first_after, timelines
 from tests.cases import toy_problem
 
 

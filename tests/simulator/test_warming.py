@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from placeto import terminal
 from placeto.heuristics import HEURISTICS
+from placeto.plumbing import terminal
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import warming

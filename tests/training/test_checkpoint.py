@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.errors import TrainingError
 from placeto.placers import load_placer
 from placeto.policies import POLICIES
-from placeto.training.checkpoint import (
-    CheckpointError,
-    capture_random,
-    load_checkpoint,
-    restore_random,
-    save_checkpoint,
-)
+from placeto.training.checkpoint import capture_random, load_checkpoint, restore_random, save_checkpoint
 from placeto.training.trainer import pretrained_config
 from tests.problem.test_files import limited
 
@@ -50,7 +45,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
 def test_files_that_are_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a checkpoint") as error:
+    with pytest.raises(TrainingError, match=r"checkpoint\.pt: not a checkpoint") as error:
         load_checkpoint(path)
     assert "\n" not in str(error.value)
 
@@ -64,7 +59,7 @@ def test_other_files_and_missing_ones_are_refused(tmp_path: Path) -> None:
         ("", r"has no checkpoint\.pt; give a checkpoint, or the --out directory"),
         ("nothing.pt", "no such file"),
     ):
-        with pytest.raises(CheckpointError, match=says):
+        with pytest.raises(TrainingError, match=says):
             load_checkpoint(tmp_path / name)
 
 
@@ -85,9 +80,9 @@ def test_random_states_continue_where_they_stood(tmp_path: Path, bits: str) -> N
 
 def test_random_states_must_match(tmp_path: Path) -> None:
     state = capture_random([np.random.default_rng(0)])
-    with pytest.raises(CheckpointError, match="holds 1 random generators, not 0"):
+    with pytest.raises(TrainingError, match="holds 1 random generators, not 0"):
         restore_random(state)
-    with pytest.raises(CheckpointError, match="another kind"):
+    with pytest.raises(TrainingError, match="another kind"):
         restore_random(state, [torch.Generator()])
 
 
@@ -104,7 +99,7 @@ def test_flipped_bits_are_seen(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             state = load_checkpoint(path)
-        except CheckpointError as error:
+        except TrainingError as error:
             messages.add(str(error))
         else:
             assert place >= 8 * WEIGHT.nbytes
@@ -147,7 +142,7 @@ def test_what_a_checkpoint_cannot_hold(tmp_path: Path, changes: dict[str, object
     if says is None:
         load_checkpoint(tmp_path)
         return
-    with pytest.raises(CheckpointError, match=rf"checkpoint\.pt: .*{says}"):
+    with pytest.raises(TrainingError, match=rf"checkpoint\.pt: .*{says}"):
         load_checkpoint(tmp_path)
 
 
@@ -156,7 +151,7 @@ def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "plain.pt") as plain, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    with pytest.raises(CheckpointError, match="compressed"):
+    with pytest.raises(TrainingError, match="compressed"):
         load_checkpoint(tmp_path / "packed.pt")
 
 
@@ -186,9 +181,9 @@ def test_shapes_are_compared_with_the_settings_before_anything_is_made(
     config["policy"] |= change
     save_checkpoint({"placer": placer, "config": config, "best_parameters": weights}, path)
     begin = time.process_time()
-    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
+    with pytest.raises(TrainingError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
         load_placer(path)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
+    with pytest.raises(TrainingError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
         pretrained_config(path, load_checkpoint(path), "out")
     assert time.process_time() - begin < 10
 
@@ -220,7 +215,7 @@ def test_checkpoints_that_place_nothing(tmp_path: Path, change: Callable[[dict[s
     change(saved)
     save_checkpoint(saved, tmp_path / "checkpoint.pt")
     with pytest.raises(
-        CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"
+        TrainingError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"
     ) as refused:
         load_placer(tmp_path)
     assert str(refused.value).isprintable()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from placeto.training.curves import BY_PLACEMENTS, Curves, CurvesError
+from placeto.errors import TrainingError
+from placeto.training.curves import BY_PLACEMENTS, Curves
 from placeto.training.tags import of_graph
 from tests.problem.test_files import limited
 
@@ -73,12 +74,12 @@ def test_a_run_that_begins_hides_what_one_left_that_ended_before_its_first_check
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {of_graph(str(number)): 0.5 for number in range(200)}
-    with limited(2000), pytest.raises(CurvesError) as error, Curves(str(tmp_path)) as curves:
+    with limited(2000), pytest.raises(TrainingError) as error, Curves(str(tmp_path)) as curves:
         curves.numbers(values, 1)
     said = f"{tmp_path}: curves can't be written (File too large); make room: "
     assert str(error.value) == f"{said}nothing was saved yet, train anew"
     (tmp_path / "checkpoint.pt").touch()
-    with limited(2000), pytest.raises(CurvesError) as error, Curves(str(tmp_path)) as curves:
+    with limited(2000), pytest.raises(TrainingError) as error, Curves(str(tmp_path)) as curves:
         curves.numbers(values, 1)
     assert str(error.value) == f"{said}--resume goes on from the last checkpoint"
     assert "Traceback" not in capsys.readouterr().err
@@ -96,7 +97,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_one_sentence(
     with limited(0):
         written = Curves(str(tmp_path), by_placements=True)
         time.sleep(0.5)
-        with pytest.raises(CurvesError, match="make room"), written as curves:
+        with pytest.raises(TrainingError, match="make room"), written as curves:
             write_later(curves)
     assert "Traceback" not in capsys.readouterr().err
 
@@ -107,5 +108,5 @@ def test_a_folder_that_is_only_read_is_one_sentence(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("placeto.training.curves.SummaryWriter", refuse)
     expected = r"\(Read-only file system\); make the folder writable"
-    with pytest.raises(CurvesError, match=expected), Curves(str(tmp_path)):
+    with pytest.raises(TrainingError, match=expected), Curves(str(tmp_path)):
         pass

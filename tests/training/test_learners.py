@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.mdp import reset
+from placeto.errors import TrainingError
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.inputs import make_input
@@ -14,17 +15,10 @@ from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.grouping import group_ops
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
-from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import (
-    ConfigError,
-    LearningConfig,
-    OneShotLearningConfig,
-    TrainConfig,
-    check_config,
-    default_config,
-)
-from placeto.training.learners.base import Run, set_learning_rate
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import LearningConfig, OneShotLearningConfig, TrainConfig, check_config, default_config
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
+from placeto.training.learners.learner import Run, set_learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
@@ -194,10 +188,10 @@ def test_fine_tuning_begins_with_the_best_parameters_of_a_checkpoint(placer, tmp
     assert same(first["best_parameters"], second["parameters"])
     assert second["iteration"] == 1
     other = {"placeto": PlacetoConfig(hidden=24), "seq2seq": Seq2SeqConfig(hidden=24)}[placer]
-    with pytest.raises(CheckpointError, match=r"hidden was \d+, now it is 24"):
+    with pytest.raises(TrainingError, match=r"hidden was \d+, now it is 24"):
         train(replace(going_on, policy=other), problems(1, 20), None, initial=first)
     wrong = default_config("gdp", str(tmp_path / "third"))
-    with pytest.raises(CheckpointError, match=f"a checkpoint of the placer {placer}, not gdp"):
+    with pytest.raises(TrainingError, match=f"a checkpoint of the placer {placer}, not gdp"):
         train(wrong, problems(1, 20), None, initial=first)
     assert type(pretrained_config("x", first, "y").policy) is type(other)
 
@@ -312,7 +306,7 @@ def test_settings_out_of_range_are_refused(tmp_path):
         (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be >= 1"),
     ]
     for wrong, says in cases:
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(TrainingError, match=says):
             check_config(wrong)
 
 

@@ -12,13 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
 from placeto.placers import load_placer
+from placeto.plumbing.signals import Interruption
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from placeto.policies.traversal import traverse
-from placeto.signals import Interruption
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
-from placeto.training.learners.base import Run
+from placeto.training.learners.learner import Run
 from placeto.training.learners.traversal import REWARD_UNIT, TraversalLearner, advantages, backward
 from placeto.training.trainer import train
 from tests.toys import two_kinds

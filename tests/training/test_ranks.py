@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.errors import TrainingError
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.randomness import SharedGenerator, uniform
 from placeto.problem.cluster import save_cluster
 from placeto.problem.graph import save_graph
 from placeto.training.checkpoint import load_checkpoint
-from placeto.training.ranks import Ranks, RanksError
-from placeto.training.trainer import TrainingError, _check_ranks
+from placeto.training.ranks import Ranks
+from placeto.training.trainer import _check_ranks
 from tests import distributed_worker
 from tests.distributed_worker import PLACERS
 from tests.toys import random_graph, toy_cluster
@@ -177,11 +178,11 @@ def test_what_cant_be_joined_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RanksError, match=r"can't join the 2 ranks \(.+\); start them with torchrun"):
+    with pytest.raises(TrainingError, match=r"can't join the 2 ranks \(.+\); start them with torchrun"):
         Ranks.from_environment()
     if torch.cuda.device_count() < 64:
         monkeypatch.setenv("LOCAL_RANK", "63")
-        with pytest.raises(RanksError, match=r"2 ranks with --device cuda, \d+ GPUs here: .* one rank for each GPU"):
+        with pytest.raises(TrainingError, match=r"2 ranks with --device cuda, \d+ GPUs here: .* one rank for each GPU"):
             Ranks.from_environment("cuda")
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from placeto.errors import TrainingError
 from placeto.policies import POLICIES
-from placeto.training.config import ConfigError, check_config, default_config
+from placeto.training.config import check_config, default_config
 from placeto.training.recipes import PAPERS, recipe_config
 
 
@@ -11,7 +12,7 @@ from placeto.training.recipes import PAPERS, recipe_config
 def test_every_recipe_can_be_trained(placer: str) -> None:
     assert recipe_config(placer, "ours", "out") == default_config(placer, "out")
     if placer == "placeto":
-        with pytest.raises(ConfigError, match="recipe paper: placer 'placeto' has none; seq2seq, grouper"):
+        with pytest.raises(TrainingError, match="recipe paper: placer 'placeto' has none; seq2seq, grouper"):
             recipe_config(placer, "paper", "out")
         return
     config = recipe_config(placer, "paper", "out")

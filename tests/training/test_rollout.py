@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy

@@ -5,13 +5,14 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 
+from placeto.errors import TrainingError
+from placeto.plumbing.ranges import Share, within
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.policies.sweeps import GuidedConfig
-from placeto.ranges import Share, within
 from placeto.training.config import LearningConfig, OneShotTrainConfig, TrainConfig, check_config, check_loaded
-from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
-from placeto.training.settings import ConfigError, check_settings
+from placeto.training.learners.learner import Run
+from placeto.training.settings import check_settings
 from placeto.training.trainer import train
 from tests.training.test_trainer import QUICK, config, problems, same
 
@@ -58,7 +59,7 @@ def test_good_settings_pass() -> None:
     ],
 )
 def test_bad_ones_are_named(wrong: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{says}"):
+    with pytest.raises(TrainingError, match=f"^{says}"):
         check_settings(wrong)
 
 
@@ -95,16 +96,16 @@ def test_the_settings_that_have_no_effect_without_a_stage_are_named(reinforcemen
 def test_scales_begin_with_one_and_fall():
     for scales in ((1.0, 0.25, 0.5), (0.5, 0.25), (1.0, 1.0)):
         for check in (lambda search: check_config(TrainConfig("out", search=search)), lambda s: check_loaded(search=s)):
-            with pytest.raises(ConfigError, match=r"search\.scales must begin with 1 and fall"):
+            with pytest.raises(TrainingError, match=r"search\.scales must begin with 1 and fall"):
                 check(GuidedConfig(scales=scales))
 
 
 def test_measured_step_times_are_no_labels_of_the_supervised_stage(tmp_path):
-    with pytest.raises(ConfigError, match=r"learning\.reinforcement must be 1 with measured step times, .* not 0\.5"):
+    with pytest.raises(TrainingError, match=r"learning\.reinforcement must be 1 with measured step times, .* not 0\.5"):
         train(config(tmp_path), problems(2), None, measure=lambda number, placement: 1.0)
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, OneShotTrainConfig])
 def test_settings_of_another_kind_of_placer_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=f"'placeto-paper' needs a TraversalTrainConfig, not a {kind.__name__}$"):
+    with pytest.raises(TrainingError, match=f"'placeto-paper' needs a TraversalTrainConfig, not a {kind.__name__}$"):
         check_config(kind("out", placer="placeto-paper", policy=PlacetoPaperConfig()))

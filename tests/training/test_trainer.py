@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.errors import TrainingError
+from placeto.plumbing.signals import Interruption
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
-from placeto.signals import Interruption
-from placeto.training.checkpoint import CheckpointError, load_checkpoint
-from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
-from placeto.training.learners.base import TrainState
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import LearningConfig, TrainConfig, TraversalLearningConfig, default_config
+from placeto.training.learners.learner import TrainState
 from placeto.training.rollout import greedy_pass
-from placeto.training.trainer import TrainingError, train
+from placeto.training.trainer import train
 from tests.cases import toy_problem
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
@@ -136,11 +137,11 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
 
 def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):
     changed = config(uninterrupted, learning=replace(QUICK, clip=0.3))
-    with pytest.raises(CheckpointError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
+    with pytest.raises(TrainingError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
         train(changed, problems(3), problems(2, 10), resume=True)
-    with pytest.raises(CheckpointError, match="other graphs"):
+    with pytest.raises(TrainingError, match="other graphs"):
         train(config(uninterrupted), problems(3), problems(2, 11), resume=True)
-    with pytest.raises(CheckpointError, match="other graphs"):
+    with pytest.raises(TrainingError, match="other graphs"):
         train(config(uninterrupted), problems(3, 1), problems(2, 10), resume=True)
 
 
@@ -295,7 +296,7 @@ def test_improvements_on_training_graphs_are_remembered(tmp_path):
 )
 def test_settings_out_of_range_are_refused(changes, says, tmp_path):
     learning = replace(QUICK, **changes.get("learning", {}))
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(TrainingError, match=says):
         train(replace(config(tmp_path), **changes | {"learning": learning}), problems(2), problems(1, 10))
 
 
@@ -333,7 +334,7 @@ def test_the_average_of_the_last_parameters_is_what_is_judged():
 
 def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
     paper = default_config("placeto-paper", str(tmp_path))
-    with pytest.raises(ConfigError, match="device must be cpu for placeto-paper, whose network is too narrow"):
+    with pytest.raises(TrainingError, match="device must be cpu for placeto-paper, whose network is too narrow"):
         train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.episodes must be >= 1, not 0"):
+    with pytest.raises(TrainingError, match=r"learning\.episodes must be >= 1, not 0"):
         train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))

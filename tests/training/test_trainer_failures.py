@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.problem.files import BusyError
-from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from placeto.training.trainer import TrainingError, _finite, train
+from placeto.errors import PlacetoError, TrainingError
+from placeto.training.checkpoint import load_checkpoint, save_checkpoint
+from placeto.training.trainer import _finite, train
 from tests.problem.test_files import held, limited
 from tests.training.test_trainer import config, problems, state_of
 
@@ -19,7 +19,7 @@ def finished(tmp_path_factory):
 
 
 def test_a_second_run_in_one_directory_is_refused(tmp_path):
-    with held(tmp_path) as process, pytest.raises(BusyError, match=f"process {process.pid} on .* is writing to it"):
+    with held(tmp_path) as process, pytest.raises(PlacetoError, match=f"process {process.pid} on .* is writing to it"):
         train(config(tmp_path), problems(2), problems(1, 10))
     train(config(tmp_path, iterations=1), problems(2), problems(1, 10))
     assert not (tmp_path / ".lock").exists()
@@ -75,5 +75,5 @@ def test_a_checkpoint_that_lacks_something_is_not_resumed(finished, tmp_path, ch
     saved = load_checkpoint(finished)
     change(saved)
     save_checkpoint(saved, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match=r"doesn't match this version of Placeto \(.+\)"):
+    with pytest.raises(TrainingError, match=r"doesn't match this version of Placeto \(.+\)"):
         train(config(tmp_path), problems(3), problems(2, 10), resume=True)

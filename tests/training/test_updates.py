@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
-from placeto.policies.base import PairDistribution
+from placeto.policies.pair_policy import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import normalise

@@ -6,8 +6,8 @@ from placeto.policies.placeto import PlacetoConfig
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
 from placeto.training.curves import Curves
-from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
+from placeto.training.learners.learner import Run
 from placeto.training.learners.one_shot import OneShotLearner
 from placeto.training.ranks import ALONE
 from placeto.training.trainer import train

@@ -1,14 +1,15 @@
 """A placement in the forms that other tools read: device maps, pipelines, pictures of modules, graphs of ops."""
 
+from placeto.errors import PlacementError
 from placeto.formats.exports.device_map import DeviceMap, device_map
 from placeto.formats.exports.dot import modules_dot
-from placeto.formats.exports.errors import ExportError
 from placeto.formats.exports.graphml import save_graphml
 from placeto.formats.exports.torch_pipeline import TorchPipeline, save_torch_pipeline, torch_pipeline
 
+ExportError = PlacementError  # its name before, for one version
 __all__ = [
     "DeviceMap",
-    "ExportError",
+    "PlacementError",
     "TorchPipeline",
     "device_map",
     "modules_dot",

@@ -1,7 +1,7 @@
 """A placement of whole modules, as `accelerate` and the models of Hugging Face take it: module path -> device.
 
 A module whose units are all on one device has one entry. No module of the map contains another, as accelerate's hooks
-would then move inputs to the outer one's device. `placeto.simulator.module_step` says where each unit goes.
+would then move inputs to the outer one's device. `placeto.simulator.tool_steps.module_step` says where each unit goes.
 
 Legend: U units, D devices.
 """
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import LOSS, around, inside
 from placeto.problem.step.whole_modules import Units
-from placeto.simulator.module_step import ModuleStep, in_whole_modules
 from placeto.simulator.schedule import Schedule
+from placeto.simulator.tool_steps.module_step import ModuleStep, in_whole_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,11 +50,11 @@ class DeviceMap:
                 order.
 
         Raises:
-            ExportError: not as many names as devices.
+            PlacementError: not as many names as devices.
         """
         devices = self.step.whole.problem.cluster.devices
         if names and len(names) != len(devices):
-            raise ExportError(f"the cluster has {len(devices)} devices, {len(names)} names are given")
+            raise PlacementError(f"the cluster has {len(devices)} devices, {len(names)} names are given")
         said: list[int | str] = [int(name) if name.isdigit() else name for name in names]
         if not said:
             number = iter(range(len(devices)))

@@ -12,10 +12,10 @@ from collections import Counter
 
 import numpy as np
 
-from placeto.formats.labels import opened
+from placeto.formats.op_labels import opened
+from placeto.plumbing.terminal import printable
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.schedule import Schedule
-from placeto.terminal import printable
 
 MOST_BOXES = 60
 _LABELLED = 0.05  # arrows of at least this share of the largest arrow's bytes have a label

@@ -19,10 +19,10 @@ import itertools
 import json
 import shlex
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.formats.exports.whole_layers import ALONE, WholeLayers
+from placeto.plumbing.terminal import printable
 from placeto.problem.cluster import Cluster
-from placeto.terminal import printable
 
 
 def megatron(made: WholeLayers, batch: int | None = None) -> str:
@@ -33,10 +33,10 @@ def megatron(made: WholeLayers, batch: int | None = None) -> str:
         batch: samples of a step; if not given, a micro-batch has one.
 
     Raises:
-        ExportError: Megatron-LM can't run the plan.
+        PlacementError: Megatron-LM can't run the plan.
     """
     if why := made.plan.refusal(made.schedule.problem, "megatron"):
-        raise ExportError(f"{_name(made)}: {why}")
+        raise PlacementError(f"{_name(made)}: {why}")
     size, samples = len(made.ranks[0]), 1 if batch is None else batch // made.plan.num_micro_batches
     layers = [f"t*{count}" if count > 1 else "t" * count for count in made.counts]
     words = [f"--pipeline-model-parallel-size {size}"]
@@ -52,7 +52,7 @@ def vllm(made: WholeLayers, batch: int | None = None) -> str:
     """Return the environment and arguments of ``vllm serve``, for a shell.
 
     Raises:
-        ExportError: a device has layers in several places, or none.
+        PlacementError: a device has layers in several places, or none.
     """
     _contiguous(made, "vLLM")
     _each_has_layers(made, "vLLM")
@@ -68,8 +68,8 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     """Return arguments of llama.cpp's programs, as a shell array.
 
     Raises:
-        ExportError: a device has layers in several places, or none; there are replicas; or a CPU has other layers than
-            the first.
+        PlacementError: a device has layers in several places, or none; there are replicas; or a CPU has other layers
+            than the first.
     """
     _contiguous(made, "llama.cpp")
     _alone(made, "llama.cpp")
@@ -78,12 +78,12 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     on_cpu = [cluster.devices[device].is_cpu for device in devices]
     for stage, own in enumerate(on_cpu):
         if own and stage:
-            raise ExportError(
+            raise PlacementError(
                 f"{_name(made)}: {cluster.device_names[devices[stage]]} has {_of_stage(made, stage)}; llama.cpp can "
                 "have only the first layers on the CPU: place them there, or place all on GPUs"
             )
         if not slots[stage]:
-            raise ExportError(_no_layers(made, stage, "llama.cpp"))
+            raise PlacementError(_no_layers(made, stage, "llama.cpp"))
     gpus = slots[1:] if on_cpu[0] else slots
     words = ["--split-mode layer", f"--n-gpu-layers {sum(gpus)}"]
     if gpus:
@@ -95,7 +95,7 @@ def exo(made: WholeLayers, batch: int | None = None) -> str:
     """Return the shards of an instance of exo, as JSON, with the rank and the layers of each device.
 
     Raises:
-        ExportError: a device has layers in several places, or none, or there are replicas.
+        PlacementError: a device has layers in several places, or none, or there are replicas.
     """
     _contiguous(made, "exo")
     _alone(made, "exo")
@@ -154,7 +154,7 @@ def _name(made: WholeLayers) -> str:
 
 def _alone(made: WholeLayers, tool: str) -> None:
     if len(made.plan.replicas) > 1:
-        raise ExportError(
+        raise PlacementError(
             f"{_name(made)}: the placement has {len(made.plan.replicas)} replicas, {tool} runs one copy of a model: "
             f"{ALONE}"
         )
@@ -167,7 +167,7 @@ def _contiguous(made: WholeLayers, tool: str) -> None:
             own = [stage for stage, other in enumerate(row) if other == device]
             if len(own) > 1:
                 where = " and ".join(_of_stage(made, stage) for stage in own)
-                raise ExportError(
+                raise PlacementError(
                     f"{_name(made)}: {names[device]} has {where}; {tool} needs contiguous layers of each device: "
                     f"{ALONE}"
                 )
@@ -184,7 +184,7 @@ def _of_stage(made: WholeLayers, stage: int) -> str:
 def _each_has_layers(made: WholeLayers, tool: str) -> None:
     for stage, count in enumerate(made.counts):
         if not count:
-            raise ExportError(_no_layers(made, stage, tool))
+            raise PlacementError(_no_layers(made, stage, tool))
 
 
 def _no_layers(made: WholeLayers, stage: int, tool: str) -> str:

@@ -19,9 +19,9 @@ import numpy as np
 from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import around
-from placeto.simulator.chunk_order import ChunkOrder, order_chunks
-from placeto.simulator.pipeline_step import pipeline_step
 from placeto.simulator.schedule import Schedule
+from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
+from placeto.simulator.tool_steps.pipeline_step import pipeline_step
 
 FORMAT = "placeto.torch-pipeline/1"
 

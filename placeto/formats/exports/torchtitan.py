@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.formats.exports.layer_tools import ranks_by_stage, visible
 from placeto.formats.exports.torch_pipeline import TorchPipeline, torch_pipeline
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
@@ -69,16 +69,16 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
     """Return the pipeline of whole layers of a placed training step in micro-batches.
 
     Raises:
-        ExportError: torchtitan can't run the placement; the message says where, why and what to do.
+        PlacementError: torchtitan can't run the placement; the message says where, why and what to do.
     """
     layers, name = whole_layers(schedule, "torchtitan"), schedule.problem.graph.name
     if len(layers.stages) == 1:
-        raise ExportError(
+        raise PlacementError(
             f"{name}: the placement has one stage, which torchtitan runs without a plan: set its "
             f"data_parallel_replicate_degree to {len(layers.plan.replicas)}"
         )
     if why := layers.plan.refusal(layers.schedule.problem, "torchtitan"):
-        raise ExportError(f"{name}: {why}")
+        raise PlacementError(f"{name}: {why}")
     pipeline = torch_pipeline(layers.schedule, alike=True)
     written, devices = pipeline.rows(0), pipeline.ranks[0]
     rows = [written[devices.index(device)] for device in layers.ranks[0]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from placeto.formats.exports.errors import ExportError
+from placeto.errors import PlacementError
 from placeto.problem.step.borders import never_cut
 from placeto.problem.step.plan import NO_BLOCKS, NO_PLAN, Plan
 from placeto.problem.step.whole_modules import paths_of
@@ -53,22 +53,22 @@ def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLay
         trains: whether the tool trains, for messages.
 
     Raises:
-        ExportError: the placement has no plan, the graph has no blocks, or the replicas are uneven.
+        PlacementError: the placement has no plan, the graph has no blocks, or the replicas are uneven.
     """
     problem, graph = schedule.problem, schedule.problem.graph
     paths_of(graph)  # which refuses graphs without modules
     if schedule.plan is None:
         why = never_cut(graph) if trains else ""
-        raise ExportError(f"{graph.name}: {why or f'{NO_PLAN} torch-pipeline' if trains else f'{NO_PLAN} pipeline'}")
+        raise PlacementError(f"{graph.name}: {why or f'{NO_PLAN} torch-pipeline' if trains else f'{NO_PLAN} pipeline'}")
     if not schedule.plan.even:
-        raise ExportError(
+        raise PlacementError(
             f"{graph.name}: the replicas of its stages differ in number or in their micro-batches, {tool} needs "
             f"equally many of each stage: {'place with --placer torch-pipeline' if trains else ALONE}"
         )
     plan, whole = schedule.plan.in_blocks(problem), schedule
     blocks = plan.layers(problem).blocks
     if not blocks.modules:
-        raise ExportError(f"{graph.name}: {NO_BLOCKS}")
+        raise PlacementError(f"{graph.name}: {NO_BLOCKS}")
     if plan != schedule.plan:
         order = schedule.order[schedule.order < problem.num_ops]
         whole = simulate(problem, plan, order=order)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.formats.labels import OTHER, color_labels
+from placeto.formats.op_labels import OTHER, color_labels
 
 if TYPE_CHECKING:
-    from placeto.simulator.critical_path import CriticalPath
+    from placeto.simulator.readings.critical_path import CriticalPath
     from placeto.simulator.schedule import Schedule
 
 TICKS = 2**32 - 1

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
-from placeto.problem.step.plan import PlanError
+from placeto.errors import PlanError
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.units import format_us
-from placeto.simulator.chunk_order import order_chunks
-from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
+from placeto.simulator.readings.memory_timeline import GATHER, RELAY, SCATTER
+from placeto.simulator.tool_steps.chunk_order import order_chunks
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.formats.report import axis, chart, grid, memory, modules, tables, words
+from placeto.formats.report import axis, chart, grid, modules, tables, words
+from placeto.formats.report import memory_pictures as memory
+from placeto.plumbing.terminal import printable
 from placeto.problem.files import write_text
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.critical_path import critical_path
-from placeto.terminal import printable
+from placeto.simulator.readings.critical_path import critical_path
 
 if TYPE_CHECKING:
     from placeto.simulator.result import PlacementResult

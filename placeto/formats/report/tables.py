@@ -13,10 +13,10 @@ import numpy as np
 
 from placeto.formats.report.modules import UNNAMED
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.device_shares import device_shares
+from placeto.simulator.readings.device_shares import device_shares
 
 if TYPE_CHECKING:
-    from placeto.simulator.critical_path import CriticalPath
+    from placeto.simulator.readings.critical_path import CriticalPath
     from placeto.simulator.schedule import Schedule
 
 ROWS = 20

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.formats.advice import data_parallel_advice
-from placeto.formats.labels import color_labels
+from placeto.formats.op_labels import color_labels
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.critical_path import COMPUTE, DEVICE, IDLE, LAUNCH, LINK, TRANSFER
-from placeto.simulator.data_parallel import data_parallel
+from placeto.simulator.readings.critical_path import COMPUTE, DEVICE, IDLE, LAUNCH, LINK, TRANSFER
 from placeto.simulator.single_device import best_single
+from placeto.simulator.tool_steps.data_parallel import data_parallel
 
 if TYPE_CHECKING:
-    from placeto.simulator.critical_path import CriticalPath
+    from placeto.simulator.readings.critical_path import CriticalPath
     from placeto.simulator.schedule import Schedule
 
 INSTEAD = "Instead of placing"

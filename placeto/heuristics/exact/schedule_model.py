@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from placeto.errors import PlacerError
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 
@@ -24,24 +25,20 @@ _MOST_TICKS = 10 * _HORIZON_TICKS  # of an op or a send, which then is in no sch
 ROUNDING = 1e-12  # share of a time that is allowed for the rounding of floating-point numbers
 
 
-class ExactError(ValueError):
-    """Raised if a graph is too large to be solved exactly, or OR-tools is missing."""
-
-
 def ortools() -> Any:
     """OR-tools' module ``cp_model``.
 
     Raises:
-        ExactError: it is not installed.
+        PlacerError: it is not installed.
     """
     try:
         return importlib.import_module("ortools.sat.python.cp_model")
     except ImportError:
-        raise ExactError('the placer exact needs OR-tools: pip install "placeto[exact]"') from None
+        raise PlacerError('the placer exact needs OR-tools: pip install "placeto[exact]"') from None
 
 
 class ScheduleModel:
-    """A CP-SAT model of a problem; see `placeto.heuristics.exact.placer` for what it leaves out of the simulator.
+    """A CP-SAT model of a problem; see `placeto.heuristics.exact.exact_placer` for what it leaves out of the simulator.
 
     Args:
         problem: what to place.

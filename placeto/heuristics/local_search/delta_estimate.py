@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.kernel import Record, new_record
-from placeto.simulator.timelines import first_after
+from placeto.simulator.readings.timelines import first_after
 
 
 class Scratch(NamedTuple):

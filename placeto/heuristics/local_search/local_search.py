@@ -15,9 +15,9 @@ from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.heuristics.local_search.search_loop import Log, search
 from placeto.heuristics.local_search.thread_pool import CALL, dismiss, new_batch, new_thread_pool
-from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.threads import pool, threads
+from placeto.simulator.tool_steps.chunks import Chunks
 
 ESTIMATE_UNIT = 0.01
 """Moves whose delta estimates differ by less than this share of the makespan are about equally likely to be tried."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
+from placeto.plumbing.compiling import compiled
 
 MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "block")
 """Kinds of moves:

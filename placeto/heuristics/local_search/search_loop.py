@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.heuristics.local_search.delta_estimate import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
@@ -28,10 +27,11 @@ from placeto.heuristics.local_search.thread_pool import (
     take_part,
     wait_for_tasks,
 )
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.lowering import lowered
+from placeto.simulator.readings.timelines import timelines
 from placeto.simulator.slack import fill_slack
-from placeto.simulator.timelines import timelines
 
 _STEER = 0.1  # how fast the temperature changes while the share of accepted proposals differs from the goal
 

@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from placeto.heuristics.baechi import try_m_sct, try_m_topo
-from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.local_search.part_of_cluster import on_best_part, start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
@@ -20,6 +19,7 @@ from placeto.heuristics.order_choice import choose_order, order_chosen_again, or
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.plans import try_plans
 from placeto.heuristics.repair import repair
+from placeto.heuristics.rules import Rule
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator

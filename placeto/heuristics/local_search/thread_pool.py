@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
+from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes

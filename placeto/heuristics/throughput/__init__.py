@@ -3,7 +3,7 @@
 Input: a problem. Output: a placement with the load of each device, and a lower bound of the greatest load.
 """
 
-from placeto.heuristics.throughput.placer import THROUGHPUT, StreamPlacement, contiguous, free
-from placeto.heuristics.throughput.stream import ThroughputError
+from placeto.errors import PlacerError
+from placeto.heuristics.throughput.throughput_placer import THROUGHPUT, StreamPlacement, contiguous, free
 
-__all__ = ["THROUGHPUT", "StreamPlacement", "ThroughputError", "contiguous", "free"]
+__all__ = ["THROUGHPUT", "PlacerError", "StreamPlacement", "contiguous", "free"]

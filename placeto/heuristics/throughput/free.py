@@ -48,7 +48,7 @@ def free_split(
         proven that nothing fits, 0 if the time was up before all devices were considered together.
 
     Raises:
-        ExactError: OR-tools is not installed.
+        PlacerError: OR-tools is not installed.
     """
     ortools()
     until = time.perf_counter() + seconds

@@ -16,13 +16,10 @@ import numpy as np
 from scipy.sparse import coo_matrix, csr_matrix
 from scipy.sparse.csgraph import connected_components
 
+from placeto.errors import PlacerError
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-
-
-class ThroughputError(ValueError):
-    """Raised if loads aren't defined for a problem, or can't be minimised; the message says what can be done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +92,11 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
         joined: (N,) group of each op, below 0 = none; a group stays together as well. None = there are no groups.
 
     Raises:
-        ThroughputError: the graph is a step in micro-batches.
+        PlacerError: the graph is a step in micro-batches.
     """
     graph, cluster = problem.graph, problem.cluster
     if (graph.micro_batches != NO_MICRO_BATCH).any():
-        raise ThroughputError(
+        raise PlacerError(
             f"graph {graph.name!r} is a step in micro-batches, which the objective throughput doesn't take: capture it "
             "with one micro-batch, or minimise the makespan"
         )

@@ -4,6 +4,6 @@ Input: a graph as units with features (`inputs`). Output: sampled placements wit
 all policies is `placeto.policies.POLICIES`.
 """
 
-from placeto.policies.one_shot.base import OneShotPolicy, Sample
+from placeto.policies.one_shot.one_shot_policy import OneShotPolicy, Sample
 
 __all__ = ["OneShotPolicy", "Sample"]

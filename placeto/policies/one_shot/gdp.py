@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from placeto.policies.one_shot.base import IndependentPolicy
+from placeto.plumbing.ranges import Count, Depth, Width
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import DeviceHead, UnitEncoder
+from placeto.policies.one_shot.one_shot_policy import IndependentPolicy
 from placeto.policies.one_shot.segments import SegmentLayer
-from placeto.ranges import Count, Depth, Width
+from placeto.policies.one_shot.unit_layers import DeviceHead, UnitEncoder
 
 
 @dataclass(frozen=True)

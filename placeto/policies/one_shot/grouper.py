@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from placeto.plumbing.ranges import Temperature, Weight, Width
 from placeto.policies.message_passing import mlp
-from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import NEIGHBOURS, UNIT_FEATURES, OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import TYPE_WIDTH, UnitEncoder, log_prob_and_entropy, type_mixture
+from placeto.policies.one_shot.one_shot_policy import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
-from placeto.ranges import Temperature, Weight, Width
+from placeto.policies.one_shot.unit_layers import TYPE_WIDTH, UnitEncoder, log_prob_and_entropy, type_mixture
 
 
 @dataclass(frozen=True)

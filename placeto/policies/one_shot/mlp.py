@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from placeto.plumbing.ranges import Width
 from placeto.policies.message_passing import mlp
-from placeto.policies.one_shot.base import IndependentPolicy
 from placeto.policies.one_shot.inputs import TYPE_BUCKETS, UNIT_FEATURES, OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import TYPE_WIDTH, DeviceHead, type_mixture
-from placeto.ranges import Width
+from placeto.policies.one_shot.one_shot_policy import IndependentPolicy
+from placeto.policies.one_shot.unit_layers import TYPE_WIDTH, DeviceHead, type_mixture
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import best_cheap, round_best
 from placeto.heuristics.repair import repair
-from placeto.policies.one_shot.base import OneShotPolicy
+from placeto.policies.learned_placer import LearnedPlacer, trained_devices
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
-from placeto.policies.placer import LearnedPlacer, trained_devices
+from placeto.policies.one_shot.one_shot_policy import OneShotPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate

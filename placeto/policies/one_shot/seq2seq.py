@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
+from placeto.plumbing.ranges import Width
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import UnitEncoder
+from placeto.policies.one_shot.one_shot_policy import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
-from placeto.ranges import Width
+from placeto.policies.one_shot.unit_layers import UnitEncoder
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, one_hot, pad
 from torch.utils.checkpoint import checkpoint
 
-from placeto.policies.one_shot.layers import DeviceHead, log_prob_and_entropy
+from placeto.policies.one_shot.unit_layers import DeviceHead, log_prob_and_entropy
 
 ATTENTION_WIDTH = 32
 PAIR_FEATURES = 3  # time, share of the element's inputs made on the device, load of the device less the mean

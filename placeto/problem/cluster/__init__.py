@@ -3,6 +3,7 @@
 Input: files, presets and topologies. Output: a checked `Cluster`. Nothing here depends on graphs.
 """
 
+from placeto.errors import ClusterError
 from placeto.problem.cluster.by_kinds import of_kinds
 from placeto.problem.cluster.cluster import (
     BYTES_PER_US,
@@ -16,7 +17,7 @@ from placeto.problem.cluster.cluster import (
 )
 from placeto.problem.cluster.cluster_files import load_cluster, save_cluster
 from placeto.problem.cluster.presets import CLUSTERS
-from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Link, Topology
+from placeto.problem.cluster.topology import MOST_DEVICES, Link, Topology
 
 __all__ = [
     "BYTES_PER_US",

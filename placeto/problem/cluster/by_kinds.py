@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from placeto.errors import ClusterError
 from placeto.problem.cluster.cluster import Cluster
 from placeto.problem.cluster.presets import (
     CLUSTERS,
@@ -23,7 +24,6 @@ from placeto.problem.cluster.presets import (
     k80s,
     named_devices,
 )
-from placeto.problem.cluster.topology import ClusterError
 
 MOST = 8
 """Most boards of a host."""

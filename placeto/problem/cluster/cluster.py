@@ -17,9 +17,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from placeto.errors import ClusterError
 from placeto.problem import dtypes
 from placeto.problem.checks import INT64_MAX, Name, Number, OneOf, Positive, Record, Text, check_fields, whole
-from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Topology
+from placeto.problem.cluster.topology import MOST_DEVICES, Topology
 from placeto.problem.messages import quote
 from placeto.problem.units import format_bytes
 

@@ -16,11 +16,12 @@ from typing import Annotated, Any, Required
 import numpy as np
 from pydantic import Field
 
+from placeto.errors import ClusterError
 from placeto.problem.checks import Index, Number, Positive, Text, read_document, record_of, record_type
 from placeto.problem.cluster.by_kinds import KINDS, of_kinds
 from placeto.problem.cluster.cluster import BYTES_PER_US, FORMAT, Cluster, Device, LinkFields, SharedLink
 from placeto.problem.cluster.presets import CLUSTERS
-from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Topology
+from placeto.problem.cluster.topology import MOST_DEVICES, Topology
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within
 

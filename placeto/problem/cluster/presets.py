@@ -11,8 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from placeto.problem.cluster.cluster import Cluster, Device
-from placeto.problem.cluster.devices import (
+from placeto.problem.cluster.boards import (
     A10,
     A100,
     A100_40GB,
@@ -32,6 +31,7 @@ from placeto.problem.cluster.devices import (
     T4,
     V100,
 )
+from placeto.problem.cluster.cluster import Cluster, Device
 from placeto.problem.cluster.topology import Link, Topology
 
 PCIE3 = 12e9  # bytes/s that a PCIe 3.0 x16 slot moves in practice (15.75e9 on paper)

@@ -31,15 +31,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, with_config
 
+from placeto.errors import ClusterError
 from placeto.problem.checks import CLOSED, Count, Number, Positive, check_fields
 
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
 MOST_DEVICES = 4096
 """Most devices of a cluster; its matrices have the square of this number of entries."""
-
-
-class ClusterError(ValueError):
-    """A cluster, a topology, or a cluster file, that breaks a rule of the format."""
 
 
 @with_config(CLOSED)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
+from placeto.errors import CostsError
 from placeto.problem.costs import efficiency, profiled
-from placeto.problem.costs.cost_model import CostModel, CostsError
+from placeto.problem.costs.cost_model import CostModel
 from placeto.problem.costs.roofline import ROOFLINE
 from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote

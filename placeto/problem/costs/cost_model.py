@@ -11,12 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from placeto.errors import CostsError
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
-
-
-class CostsError(ValueError):
-    """An unknown cost model, or a file of costs that breaks a rule of its format."""
 
 
 class CostModel(Protocol):

@@ -29,12 +29,12 @@ from typing import Annotated, NamedTuple, NotRequired
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from placeto.errors import CostsError
 from placeto.problem.checks import Number, OneOf, OpenRecord, Positive, Text, read_document
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.costs.cost_model import CostsError
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import CHANNELS_LAST
+from placeto.problem.graph.label_values import CHANNELS_LAST
 from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote, within
 

@@ -1,6 +1,6 @@
 """Measured costs: times of op signatures by kind of device, and fits for ops that weren't measured.
 
-`placeto profile` writes the files (format "placeto.costs/1"); `placeto.runtime.profiling` says how it measures.
+`placeto profile` writes the files (format "placeto.costs/1"): see `placeto.runtime.measuring.profiling`.
 
 Legend: N ops, D devices.
 """
@@ -19,9 +19,9 @@ from typing import Any, NotRequired
 import numpy as np
 from pydantic import with_config
 
+from placeto.errors import CostsError
 from placeto.problem.checks import CLOSED, Number, Record, Text, read_document
 from placeto.problem.cluster import Cluster
-from placeto.problem.costs.cost_model import CostsError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.json_files import read_json, write_json
 from placeto.problem.messages import listed, quote, within

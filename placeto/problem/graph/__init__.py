@@ -4,9 +4,9 @@ Input: op records, files and arrays. Output: a checked `ComputationGraph`, and w
 of its ops add up the gradients of micro-batches. Nothing here depends on devices.
 """
 
-from placeto.problem.graph.arrays import GraphError
+from placeto.errors import GraphError
 from placeto.problem.graph.graph import FORMAT, ComputationGraph
 from placeto.problem.graph.graph_files import load_graph, save_graph
-from placeto.problem.graph.labels import MODES
+from placeto.problem.graph.label_values import MODES
 
 __all__ = ["FORMAT", "MODES", "ComputationGraph", "GraphError", "load_graph", "save_graph"]

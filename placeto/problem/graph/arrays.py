@@ -14,10 +14,6 @@ from itertools import pairwise
 import numpy as np
 
 
-class GraphError(ValueError):
-    """A graph, or a graph file, that breaks a rule of the format."""
-
-
 @dataclass(frozen=True, eq=False)
 class GraphArrays:
     """The fields of a `ComputationGraph`, which checks them, and properties that follow from them alone."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import GRADIENT, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import GRADIENT, NO_MICRO_BATCH
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from placeto.problem.graph import memory_fields
 from placeto.problem.graph.arrays import GraphArrays
 from placeto.problem.graph.graph_checks import validate
-from placeto.problem.graph.labels import LABELS, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import LABELS, NO_MICRO_BATCH
 from placeto.problem.graph.likeness import likeness
 from placeto.problem.graph.op_records import fields_of_ops, ops_of
 from placeto.problem.units import format_bytes

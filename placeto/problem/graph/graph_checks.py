@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from placeto.errors import GraphError
 from placeto.problem.checks import Text, check_array, check_choice, checked
-from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.columns import COLUMNS
-from placeto.problem.graph.labels import GRADIENT, MODES, NO_MICRO_BATCH
+from placeto.problem.graph.arrays import GraphArrays
+from placeto.problem.graph.label_values import GRADIENT, MODES, NO_MICRO_BATCH
+from placeto.problem.graph.op_columns import COLUMNS
 from placeto.problem.messages import quote
 
 MOST_PARTS = 400

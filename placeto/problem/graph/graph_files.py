@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Required
 
+from placeto.errors import GraphError
 from placeto.problem.checks import OneOf, Record, Text, read_document
-from placeto.problem.graph.arrays import GraphError
 from placeto.problem.graph.graph import FORMAT, ComputationGraph
-from placeto.problem.graph.labels import MODES
+from placeto.problem.graph.label_values import MODES
 from placeto.problem.graph.unnamed_sums import with_named_sums
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from placeto.errors import GraphError
 from placeto.problem.checks import INT64_MAX, check_array
-from placeto.problem.graph.arrays import GraphArrays, GraphError
+from placeto.problem.graph.arrays import GraphArrays
 
 FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
 NOT_HELD = -1

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator
 
+from placeto.errors import GraphError
 from placeto.problem.checks import Index, Number, Size, Text, checked, record_type
 from placeto.problem.graph import memory_fields
-from placeto.problem.graph.arrays import GraphArrays, GraphError
-from placeto.problem.graph.columns import COLUMNS
+from placeto.problem.graph.arrays import GraphArrays
+from placeto.problem.graph.op_columns import COLUMNS
 from placeto.problem.messages import quote
 
 _ALWAYS = ("type", "flops", "bytes_accessed", "param_bytes")  # keys that records of a graph also have where it is usual

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from placeto.problem.graph.graph import ComputationGraph
-from placeto.problem.graph.labels import ADDITION, GRADIENT, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import ADDITION, GRADIENT, NO_MICRO_BATCH
 
 
 def with_named_sums(graph: ComputationGraph) -> ComputationGraph:

@@ -32,7 +32,7 @@ import numpy as np
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import together
-from placeto.problem.graph.labels import BACKWARD_PASSES
+from placeto.problem.graph.label_values import BACKWARD_PASSES
 from placeto.problem.grouping.coarsening import (
     Units,
     carries,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from placeto.lazily import lazily
+from placeto.plumbing.lazily import lazily
 
 if TYPE_CHECKING:
+    from placeto.errors import PlanError
     from placeto.problem.step.layers import Layers
     from placeto.problem.step.micro_batches import Step
-    from placeto.problem.step.plan import Plan, PlanError
+    from placeto.problem.step.plan import Plan
 
 __all__ = ["Layers", "Plan", "PlanError", "Step"]
 

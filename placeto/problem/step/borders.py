@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around, inside
 from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans
 

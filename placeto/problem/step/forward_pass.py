@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around
 
 _BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass

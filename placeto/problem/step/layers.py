@@ -13,7 +13,7 @@ import networkx as nx
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.blocks import Blocks, find_blocks

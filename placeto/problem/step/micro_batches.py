@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.columns import taken
 from placeto.problem.graph.gradient_sums import of_no_micro_batch
 from placeto.problem.graph.graph_memory import storage
-from placeto.problem.graph.labels import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.label_values import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.memory_fields import NOT_HELD
+from placeto.problem.graph.op_columns import taken
 
 NO_CALL = -1
 """Number of the call of a module for an op that no call of a module runs."""

@@ -19,9 +19,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from placeto.errors import PlanError
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
 
@@ -46,10 +47,6 @@ NO_BLOCKS = (
 TOOLS = {"torch": "torch", "torchtitan": "torchtitan", "megatron": "Megatron-LM"}
 """Names of the tools that train pipelines."""
 Tool = Literal["torch", "torchtitan", "megatron"]
-
-
-class PlanError(ValueError):
-    """A plan that contradicts itself or its step; the message says where, and what would be right."""
 
 
 @dataclass(frozen=True)

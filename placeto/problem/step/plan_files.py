@@ -12,10 +12,11 @@ from typing import Annotated, Any, Required
 
 from pydantic import Field
 
+from placeto.errors import PlanError
 from placeto.problem.checks import Count, Flag, Index, Record, Text
 from placeto.problem.cluster import Cluster
 from placeto.problem.messages import listed, quote
-from placeto.problem.step.plan import SHARDED, Chunk, Plan, PlanError
+from placeto.problem.step.plan import SHARDED, Chunk, Plan
 
 _CHUNK = re.compile(r"(\d{1,9})([FIWB])(\d{1,9})")
 

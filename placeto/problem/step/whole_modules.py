@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from networkx.utils import UnionFind
 
+from placeto.errors import PlanError
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.labels import TENSORS
+from placeto.problem.graph.label_values import TENSORS
 from placeto.problem.graph.module_paths import LOSS, holders, inside, unit_of
 from placeto.problem.step.borders import no_modules
 from placeto.problem.step.forward_pass import in_forward
-from placeto.problem.step.plan import PlanError
 
 if TYPE_CHECKING:
     from torch import nn

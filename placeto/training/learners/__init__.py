@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from placeto.training.learners.base import Learner, Run
 from placeto.training.learners.iterative import IterativeLearner
+from placeto.training.learners.learner import Learner, Run
 from placeto.training.learners.one_shot import OneShotLearner
 from placeto.training.learners.traversal import TraversalLearner
 

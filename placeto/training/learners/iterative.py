@@ -20,21 +20,21 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from placeto.environment.config import EnvConfig
+from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
-from placeto.policies.base import PairDistribution, answers
 from placeto.policies.guided_search import Starts, cheap_starts
+from placeto.policies.pair_policy import PairDistribution, answers
 from placeto.policies.placeto import PlacetoPolicy
 from placeto.policies.sweeps import FEWEST
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
-from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
 from placeto.training.ranks import Ranks, concatenate
@@ -96,7 +96,7 @@ class Family:
 
 
 class IterativeLearner:
-    """Trains a policy that moves one node at a time; see `placeto.training.learners.base.Learner`."""
+    """Trains a policy that moves one node at a time; see `placeto.training.learners.learner.Learner`."""
 
     def __init__(self, run: Run) -> None:
         self.config: TrainConfig = run.config

@@ -20,8 +20,8 @@ from torch import Tensor
 from placeto.environment.instance import Measure
 from placeto.environment.rewards import find_placement_reward
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
+from placeto.policies.one_shot.one_shot_policy import OneShotPolicy, Sample
 from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -29,7 +29,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
-from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.losses import Advantages, normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
@@ -85,7 +85,7 @@ class Family:
 
 
 class OneShotLearner:
-    """Trains a policy that places whole graphs; see `placeto.training.learners.base.Learner`."""
+    """Trains a policy that places whole graphs; see `placeto.training.learners.learner.Learner`."""
 
     def __init__(self, run: Run) -> None:
         self.config: OneShotTrainConfig = run.config
@@ -99,7 +99,7 @@ class OneShotLearner:
         """Make a state with a fresh policy, in which no placement was met.
 
         Raises:
-            PolicyError: the cluster of a problem has more devices than the policy was made for.
+            PlacerError: the cluster of a problem has more devices than the policy was made for.
         """
         config, count = self.config, len(self.family.inputs)
         elite = np.zeros((count, self.family.batch.max_ops), np.int64)

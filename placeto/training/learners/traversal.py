@@ -23,7 +23,7 @@ from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
-from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.losses import Advantages, discounted_returns, step_baseline
 from placeto.training.ranks import concatenate
 from placeto.training.rollout import Stopwatch
@@ -34,7 +34,7 @@ _COLUMNS = 4500  # most nodes of all states that are scored together, so that th
 
 
 class TraversalLearner:
-    """Trains the policy of `placeto.policies.placeto_paper`; see `placeto.training.learners.base.Learner`."""
+    """Trains the policy of `placeto.policies.placeto_paper`; see `placeto.training.learners.learner.Learner`."""
 
     def __init__(self, run: Run) -> None:
         self.config: TraversalTrainConfig = run.config

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from placeto.policies.one_shot.inputs import TYPE_BUCKETS, make_input
-from placeto.policies.one_shot.layers import TYPE_WIDTH, DeviceHead, UnitEncoder, gumbel_noise, type_mixture
+from placeto.policies.one_shot.unit_layers import TYPE_WIDTH, DeviceHead, UnitEncoder, gumbel_noise, type_mixture
 from tests.policies.one_shot.test_inputs import diamond
 
 

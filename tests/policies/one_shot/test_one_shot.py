@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.errors import PlacerError
 from placeto.placers import load_placer
 from placeto.policies import POLICIES
-from placeto.policies.base import PolicyError
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
@@ -17,7 +17,7 @@ from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
-from placeto.training.learners.base import Run
+from placeto.training.learners.learner import Run
 from placeto.training.learners.one_shot import OneShotLearner
 from tests.cases import chain, devices, toy_problem
 from tests.toys import fork_of_chains, two_cliques, two_kinds
@@ -92,7 +92,7 @@ def test_every_parameter_learns(policy) -> None:
 
 
 def test_more_devices_than_it_knows_are_refused(policy) -> None:
-    with pytest.raises(PolicyError, match="made for 8 devices at most, the cluster has 9"):
+    with pytest.raises(PlacerError, match="made for 8 devices at most, the cluster has 9"):
         policy.sample(make_input(fork_of_chains(3, 1, 9), policy.units), 1, None)
 
 

@@ -3,8 +3,8 @@ import torch
 
 from placeto.policies.one_shot import sequence
 from placeto.policies.one_shot.inputs import make_input
-from placeto.policies.one_shot.layers import gumbel_noise, log_prob_and_entropy
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.policies.one_shot.unit_layers import gumbel_noise, log_prob_and_entropy
 from tests.toys import fork_of_chains, two_cliques
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import CLUSTERS, ClusterError, load_cluster, of_kinds
+from placeto.errors import ClusterError
+from placeto.problem.cluster import CLUSTERS, load_cluster, of_kinds
+from placeto.problem.cluster.boards import NVIDIA
 from placeto.problem.cluster.by_kinds import KINDS
-from placeto.problem.cluster.devices import NVIDIA
 
 
 def test_all_kinds_of_gpus_may_be_counted() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, ClusterError, Device, Link, Topology, load_cluster, save_cluster
+from placeto.errors import ClusterError
+from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster, save_cluster
 from tests.toys import linked
 
 DEVICE = {"name": "gpu:0", "kind": "p100", "flops": 9.5e12, "memory_bandwidth": 7.3e11, "memory": 16e9}

@@ -3,8 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeto.errors import ClusterError
 from placeto.problem.checks import checked, record_of
-from placeto.problem.cluster import Cluster, ClusterError, Device, Link, Topology
+from placeto.problem.cluster import Cluster, Device, Link, Topology
 
 DOCUMENT: dict[str, Any] = {
     "hosts": [[2, 1], [1]],

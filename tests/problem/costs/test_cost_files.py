@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostsError, load_costs
+from placeto.errors import CostsError
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, load_costs
 
 
 def test_costs_by_name_and_by_file(tmp_path: Path) -> None:

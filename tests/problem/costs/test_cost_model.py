@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeto.errors import CostsError, GraphError
 from placeto.problem.cluster import Cluster, load_cluster
-from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostsError
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.costs import EFFICIENCY, ROOFLINE
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 

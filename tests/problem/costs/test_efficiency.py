@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeto.errors import CostsError
 from placeto.problem.cluster import Device
-from placeto.problem.cluster.devices import A100, CPU, H200, P100, T4, V100
-from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostsError, load_costs
+from placeto.problem.cluster.boards import A100, CPU, H200, P100, T4, V100
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, load_costs
 from placeto.problem.costs.efficiency import ANY, Efficiency, Factors, op_kind
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

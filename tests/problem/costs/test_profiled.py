@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from placeto.errors import CostsError
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.costs import CostsError
 from placeto.problem.costs.profiled import Fit, OpCost, Profiled, load_profiled, save_profiled, torch_version
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

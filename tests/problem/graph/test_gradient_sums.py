@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.errors import GraphError
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 
 PART = {"type": "aten.mm", "outputs": [4], "pass": "backward"}

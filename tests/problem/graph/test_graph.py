@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.errors import GraphError
+from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from tests.reference import random_graph
 
 DIAMOND: list[dict[str, Any]] = [

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from placeto.errors import GraphError
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from placeto.errors import PlanError
 from placeto.heuristics.plans import all_plans, make_plan
 from placeto.problem.checks import checked
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Plan, PlanError, dealt
+from placeto.problem.step.plan import Plan, dealt
 from placeto.problem.step.plan_files import PlanRecord, plan_document, plan_of
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate

@@ -1,0 +1,130 @@
+"""Names of what a graph has no ops for: buffers, second names of weights, and the module's inputs.
+
+Exports need them. A device map has to name every tensor of the module, and tools that divide a module move its
+inputs and buffers by rules of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+
+from placeto.capture.costing.node_costs import nodes_read
+from placeto.capture.inputs.arguments import Inputs, plain
+from placeto.capture.inputs.objects import opened
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.label_values import TENSORS
+from placeto.problem.step.micro_batches import Step
+
+
+def with_names(
+    step: Step,
+    nodes: Sequence[Sequence[str]],
+    traced: GraphModule,
+    module: nn.Module,
+    inputs: Inputs,
+    parameters: int,
+    buffers: Sequence[str],
+) -> Step:
+    """The step with `module_tensors` and `module_inputs` of its ops.
+
+    Args:
+        step: the step of `traced`.
+        nodes: names of the traced nodes behind each op, its own first.
+        traced: its placeholders are parameters, buffers, the inputs, then others.
+        module: the module that was traced.
+        inputs: its arguments.
+        parameters: how many of the placeholders are parameters.
+        buffers: paths of the buffers.
+    """
+    also, first, graph = _other_names(module), parameters, step.micro_batch
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    known: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
+    for node, path in zip(placeholders[first:], buffers, strict=False):
+        known[node] = "tensor", path
+    for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
+        known[node] = "input", name
+    tensors: list[dict[str, None]] = [dict.fromkeys(also.get(name, ())) for name in graph.op_names]
+    arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
+    op_of = {node: op for op, names in enumerate(nodes) for node in names}
+    # node that no op stands for -> the placeholders that it is made from
+    behind: dict[Node, dict[Node, None]] = {node: {node: None} for node in known}
+    for node in traced.graph.nodes:
+        if node.op != "call_function":
+            continue
+        read = dict.fromkeys(root for source in nodes_read(node) for root in behind.get(source, ()))
+        op = op_of.get(node.name)
+        if op is None:
+            behind[node] = read
+            continue
+        for source in read:
+            kind, name = known[source]
+            if kind == "tensor":
+                tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
+            elif not node.meta["label"].backward:
+                arguments[op][name] = None
+    unread = _add_unread(tensors, graph, module)
+    columns = tuple(map(tuple, tensors)), tuple(tuple(sorted(names)) for names in arguments)
+    return replace(step, micro_batch=replace(graph, module_tensors=columns[0], module_inputs=columns[1]), unread=unread)
+
+
+def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> frozenset[str]:
+    """Add the names of tensors that no op stands for or reads to a computing op, if possible of a module with tensors.
+
+    Args:
+        tensors: (N,) names of the tensors of each op; changed in place.
+        graph: the graph.
+        module: the module that was traced.
+
+    Returns:
+        The names that were added.
+    """
+    known = {name for names in tensors for name in names} | set(graph.op_names)
+    paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
+    owners = {path.rpartition(".")[0] for path in paths} - {""}
+    computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
+    keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
+    also = _other_names(module)
+    unread = [name for path in paths if path not in known for name in (path, *also.get(path, ()))]
+    tensors[keeper] |= dict.fromkeys(unread)
+    return frozenset(unread)
+
+
+def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """First name -> the other names, for each parameter and buffer that has several names."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for path, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names[id(tensor)].append(path)
+    return {first: tuple(others) for first, *others in names.values() if others}
+
+
+def _input_names(module: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the leaves of the arguments: that of the parameter of ``forward``, then the leaf's place within it."""
+    try:
+        positional = [
+            key
+            for key, parameter in inspect.signature(module.forward).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+    except (ValueError, TypeError):  # forward has no signature that can be read
+        positional = []
+
+    def called(path: tuple[Any, ...]) -> str:
+        key = getattr(path[0], "key", None)
+        if key is None:
+            number = path[0].idx
+            key = positional[number] if number < len(positional) else f"inputs[{number}]"
+        return f"{key}{keystr(path[1:])}"
+
+    leaves = tree_flatten_with_path(plain(inputs))[0]
+    return [called(path) for path, leaf in leaves for _ in tree_leaves(opened(leaf))]

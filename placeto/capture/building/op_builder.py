@@ -1,0 +1,117 @@
+"""The op records of a step while they are made from a traced graph, and what the values of its nodes are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel
+from placeto.capture.costing.signatures import signature
+from placeto.capture.tracing.node_labels import Label
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """A tensor that an op of the graph makes."""
+
+    op: int
+    output: int
+
+
+@dataclass(frozen=True)
+class BufferValue:
+    """A buffer of the module: resident, never sent."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(eq=False)
+class ParameterValue:
+    """A parameter, with the nodes that show it before an op first uses it."""
+
+    path: str
+    bytes: int
+    shown: list[Node]  # the parameter, then views of it
+    used: MadeBy | None = None  # the tensor of the parameter's op, which is added at the first use
+
+
+@dataclass
+class OpBuilder:
+    """The op records that have been made so far, and what further ones depend on."""
+
+    tf32: bool  # whether products of float32 compute in TF32
+    # as in graph files, with numbers in place of names of ops
+    records: list[dict[str, Any]] = field(default_factory=list)
+    names: Counter[str] = field(default_factory=Counter)
+    values: dict[Node, Any] = field(default_factory=dict)  # MadeBy, tuple of it, BufferValue, ParameterValue, or None
+    counted: set[BufferValue] = field(default_factory=set)  # buffers whose bytes are counted with their first user
+    leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
+    labels: list[Label] = field(default_factory=list)  # where each op comes from
+    random: set[int] = field(default_factory=set)  # ops that draw random numbers
+    nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
+    casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # (parameter, dtype) -> its copy, for all users
+    repeated: list[bool] = field(default_factory=list)  # copies of views of parameters, which autocast doesn't keep
+    read: list[tuple[int, int, BufferValue]] = field(
+        default_factory=list
+    )  # op, number of its inputs before, buffer read
+
+    def add(
+        self,
+        node: Node,
+        label: Label,
+        kind: str,
+        name: str,
+        inputs: Sequence[MadeBy],
+        outputs: Sequence[int],
+        shared: bool = False,
+    ) -> int:
+        """Append an op for a traced node, and return its number; an op whose name is taken gets a suffix.
+
+        Ops that aren't `shared` by all micro-batches belong to micro-batch 0.
+        """
+        self.names[name] += 1
+        unique = name if self.names[name] == 1 else f"{name}_{self.names[name] - 1}"
+        pairs = dict.fromkeys((t.op, t.output) for t in inputs)
+        self.records.append(
+            {"name": unique, "type": kind, "module": label.module, "inputs": list(pairs), "outputs": list(outputs)}
+        )
+        self.records[-1]["pass"] = label.part
+        if not shared:
+            self.records[-1]["micro_batch"] = 0
+        self.leader.append(len(self.leader))
+        self.labels.append(label)
+        self.repeated.append(shared and node.op == "call_function" and node.all_input_nodes[0].op != "placeholder")
+        self.nodes.append([node.name])
+        return len(self.records) - 1
+
+    def cost(self, node: Node) -> dict[str, Any]:
+        """The costs of a traced node as fields of an op record."""
+        work = float(flops(node))
+        return {
+            "signature": signature(node),
+            "flops": work,
+            "bytes_accessed": float(bytes_accessed(node)),
+            "dtype": "tf32" if self.tf32 and work and in_tf32(node) else dtype(node),
+            "kernel": kernel(node),
+        }
+
+    def is_resident(self, tensor: MadeBy) -> bool:
+        """Whether a tensor is a parameter, a part of one, or a gradient that is kept with its parameter."""
+        record = self.records[tensor.op]
+        return record["type"] == "parameter" or tensor.output in record.get("resident_outputs", ())
+
+    def find(self, op: int) -> int:
+        """The first op of those that are colocated with an op."""
+        while self.leader[op] != op:
+            self.leader[op] = op = self.leader[self.leader[op]]
+        return op
+
+    def join(self, one: int, other: int) -> None:
+        """Colocate two ops."""
+        one, other = sorted((self.find(one), self.find(other)))
+        self.leader[other] = one

@@ -1,0 +1,79 @@
+"""What a step writes to buffers and parameters, and whether the next micro-batch would depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from placeto.capture.costing.node_costs import CONSTANT_LIKE
+from placeto.capture.tracing.dependencies import reached
+from placeto.errors import CaptureError
+
+aten = torch.ops.aten
+_OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
+_STATISTICS = slice(3, 5)  # places among the arguments of a batch norm
+_TRAINING: dict[Any, int] = {  # op of a batch norm -> the place of the argument that says whether it trains
+    aten.native_batch_norm.default: 5,
+    aten._native_batch_norm_legit_functional.default: 5,
+    aten.native_batch_norm_backward.default: 7,
+}
+
+
+def written_back(traced: GraphModule) -> dict[Node, Node]:
+    """Input -> the value that a traced step copies into it at its end."""
+    copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    return {copy.all_input_nodes[0]: copy.all_input_nodes[-1] for copy in copies}
+
+
+def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int, name: str) -> None:
+    """Refuse a step in micro-batches if what one of them writes to the module decides what the next one computes.
+
+    Running statistics and counters may be updated: the old values are read for that, but neither the loss, nor a
+    gradient, nor an output depends on them.
+
+    Args:
+        traced: one micro-batch; ``meta["values"]`` has the places of the inputs whose values Python has read.
+        tensors: path of each parameter, then of each buffer -> its placeholder; the first ones of the trace.
+        parameters: how many of them are parameters.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: a tensor is read in such a way, or is a parameter that is written.
+    """
+    updated = {node for norm in traced.graph.nodes for node in _statistics(norm)}
+    written, outputs = updated | written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
+    for place, (path, node) in enumerate(tensors.items()):
+        if node not in written:
+            continue
+        dependent = reached([node], _dependent)
+        if place < parameters or place in traced.meta["values"] or not outputs.isdisjoint(dependent):
+            raise CaptureError(
+                f"{name}: forward changes {path!r}, on which the next micro-batch would depend: change it outside of "
+                "forward, or use micro_batches=1"
+            )
+
+
+def _dependent(node: Node) -> list[Node]:
+    """The nodes that depend on the values of a node: the output of a batch norm doesn't depend on its statistics."""
+    found: list[Node] = []
+    for user in node.users:
+        packet = getattr(user.target, "overloadpacket", None)
+        if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
+            continue
+        if node not in _statistics(user):
+            found.append(user)
+        elif user.target is aten._native_batch_norm_legit_functional.default:  # it returns the new statistics last
+            found += [item for item in user.users if item.args[1] >= _STATISTICS.start]  # type: ignore[operator]
+    return found
+
+
+def _statistics(node: Node) -> list[Node]:
+    """The running statistics that a node of a batch norm is given in training."""
+    training = _TRAINING.get(node.target)
+    if training is None or node.args[training] is not True:
+        return []
+    given = [one for one in node.args[_STATISTICS] if isinstance(one, Node)]
+    return [one for one in given if one not in (*node.args[: _STATISTICS.start], *node.args[_STATISTICS.stop :])]

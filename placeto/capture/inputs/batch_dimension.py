@@ -1,0 +1,148 @@
+"""Dimension 0 of inputs and targets is the batch, which micro-batches split.
+
+One micro-batch doesn't always show that. Dimension 0 must not be the sequence of a layer that has its batch in
+dimension 1. Nor may a module return numbers that depend on the length of the batch, as only tensors of micro-batches
+are joined. Where there are such layers or numbers, the module is called with the whole batch as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from placeto.capture.inputs.arguments import Inputs, call_module, plain
+from placeto.capture.inputs.objects import Kept, is_number, opened
+from placeto.capture.tracing.dependencies import reached
+from placeto.errors import CaptureError
+
+
+def first_part(values: Any, length: int, count: int) -> Any:
+    """A nest with the first of `count` parts of each tensor of `length` samples; all else is in every part."""
+    return tree_map(lambda leaf: leaf[: length // count] if is_split(leaf, length) else leaf, values)
+
+
+def is_split(leaf: Any, length: int) -> bool:
+    """Whether a value has a row for each of `length` samples, so that micro-batches split it."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
+
+
+def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
+    """The length of the first tensor that has a dimension 0; 0 if no tensor has one."""
+    for leaf in tree_leaves((plain(inputs), plain(targets))):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    return 0
+
+
+def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name: str) -> list[bool]:
+    """Whether each output of a micro-batch is joined with those of the others: tensors with a row for each sample are.
+
+    Other outputs, which don't depend on the batch, are those of the first micro-batch.
+
+    Args:
+        traced: one micro-batch.
+        batch: the inputs that micro-batches split.
+        own: the inputs that are parameters and buffers.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: another tensor depends on the batch, such as a mean.
+    """
+    length = len(batch[0].meta["val"])
+    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, own))
+    found = []
+    for node in traced.graph.find_nodes(op="output")[0].args[0]:
+        layout = node.meta["val"]
+        has_rows = layout.dim() > 0 and len(layout) == length
+        if node in of_batch and not has_rows:
+            raise CaptureError(
+                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of {length}, "
+                "which can't be joined: return one row for each sample, or use micro_batches=1"
+            )
+        found.append(has_rows and (node in of_batch or node not in of_module))
+    return found
+
+
+class Sizes:
+    """Calls of a module: of the whole batch, then of a micro-batch.
+
+    Args:
+        kept: what an inference has returned, which the calls have to show to be joined rightly; None in training.
+    """
+
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = kept
+        self._lengths: list[list[tuple[str, str, int]]] = []  # path, kind and length of the sequence of each layer
+        self._outputs: list[list[Any]] = []
+
+    def matter(self, module: nn.Module) -> bool:
+        """Whether a second size is needed: there are layers without ``batch_first``, or numbers among the outputs."""
+        returns_numbers = self._kept is not None and bool(self._kept.values)
+        return not self._outputs and (returns_numbers or any(map(_is_sequence_first, module.modules())))
+
+    def call(self, module: nn.Module, inputs: Inputs) -> None:
+        """Call the module, and note the sequences that its layers are given, and what it returns."""
+        lengths: list[tuple[str, str, int]] = []
+
+        def noting(path: str) -> Callable[..., None]:
+            def hook(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                given = next(iter((*arguments, *named.values())), None)
+                if isinstance(given, Tensor):
+                    lengths.append((path, type(layer).__name__, len(given)))
+
+            return hook
+
+        with ExitStack() as hooks:
+            for path, layer in module.named_modules():
+                if _is_sequence_first(layer):
+                    hooks.enter_context(layer.register_forward_pre_hook(noting(path), with_kwargs=True))
+            output = call_module(module, inputs)
+        self._lengths.append(lengths)
+        self._outputs.append(tree_leaves(opened(output)))
+
+    def check(self, name: str) -> None:
+        """Refuse to split the batch if a sequence is shorter in a micro-batch, or if outputs can't be joined.
+
+        Args:
+            name: the name of the graph, for messages.
+
+        Raises:
+            CaptureError: this is so, as calls have shown.
+        """
+        if not self._outputs:
+            return
+        for (path, kind, length), (other, _, shorter) in zip(*self._lengths, strict=False):
+            if path == other and shorter < length:
+                layer = f"module {path!r} ({kind})" if path else "the module"
+                raise CaptureError(
+                    f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its "
+                    f"sequence of {length}: make it with batch_first=True and give the batch first, or use "
+                    "micro_batches=1"
+                )
+        if self._kept is None:
+            return
+        whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
+        for batch, one in zip_longest(whole, part):
+            if batch != one:
+                raise CaptureError(
+                    f"{name}: the module returns {one!r} for a micro-batch and {batch!r} for the whole batch, and only "
+                    "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+                )
+        whole, part = ([leaf.shape for leaf in leaves if isinstance(leaf, Tensor)] for leaves in self._outputs)
+        for batch, one in zip(whole, part, strict=False):
+            if batch[1:] != one[1:]:
+                raise CaptureError(
+                    f"{name}: the module returns a tensor of shape {tuple(one)} for a micro-batch and of shape "
+                    f"{tuple(batch)} for the whole batch, so that dimension 0 of its output isn't the batch: return "
+                    "one row for each sample, or use micro_batches=1"
+                )
+
+
+def _is_sequence_first(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and not layer.batch_first

@@ -1,0 +1,60 @@
+"""Gradients of a loss, and a check that its backward pass reaches only tensors to which a placed step gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from placeto.capture.inputs.objects import opened
+from placeto.capture.tracing.dependencies import behind
+from placeto.errors import CaptureError
+
+
+def requiring_grad(*arguments: Any) -> list[Tensor]:
+    """The tensors among a step's arguments that require a gradient."""
+    return [leaf for leaf in tree_leaves(opened(arguments)) if isinstance(leaf, Tensor) and leaf.requires_grad]
+
+
+def gradients_of(
+    loss: Tensor, wanted: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
+) -> tuple[Tensor | None, ...]:
+    """The gradient of a loss for each wanted tensor, None where the loss doesn't depend on the tensor.
+
+    Args:
+        loss: a tensor of one number.
+        wanted: all tensors that may get a gradient.
+        name: the name of the graph, for messages.
+        replaced: `id` -> path of the module's own parameters, which are replaced by others while it is traced.
+
+    Raises:
+        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on one of
+            the replaced parameters.
+    """
+    _check_reached(loss, wanted, name, replaced)
+    return torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True)
+
+
+def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
+    mine = {id(tensor) for tensor in known}
+    fake = isinstance(loss, FakeTensor)
+    for node in behind(loss):
+        reached = getattr(node, "variable", None)
+        # a tensor that the step itself makes may require a gradient as well
+        foreign = not isinstance(reached, FakeTensor) if fake else isinstance(reached, torch.nn.Parameter)
+        if path := replaced.get(id(reached)):
+            raise CaptureError(
+                f"{name}: the loss, or forward, holds the parameter {path!r} itself, which is another tensor while the "
+                "module is traced: read it from the module each time"
+            )
+        if isinstance(reached, Tensor) and id(reached) not in mine and foreign:
+            raise CaptureError(
+                f"{name}: the loss depends on a trainable tensor of shape {tuple(reached.shape)} that is no parameter "
+                "of the module: make it one (layers in a list go into an nn.ModuleList), or give the loss as an "
+                "nn.Module that has it, or detach it"
+            )

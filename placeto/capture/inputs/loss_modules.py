@@ -1,0 +1,89 @@
+"""Modules and tensors that belong to a loss: the loss itself if it is a module, and what the function closes over."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from placeto.capture.inputs.objects import has_attributes
+
+_DEEPEST = 4  # the greatest depth to which functions and containers within each other are searched
+
+
+def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, nn.Module]:
+    """Modules that a loss reads and that aren't part of `module`, by name: first those with tensors, then others.
+
+    These are the loss itself, the module that it is a method of, and the modules that functions, partials and callable
+    objects close over, hold or take from their file.
+    """
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    modules = {id(part) for part in module.modules()}
+    paths = [path for path, _ in module.named_modules()]
+    found: dict[str, nn.Module] = {}
+    without: dict[int, nn.Module] = {}
+
+    def add(part: nn.Module) -> None:
+        name = "loss" if not found else f"loss_{len(found)}"
+        while any(path == name or path.startswith(f"{name}.") for path in paths):
+            name += "_"
+        found[name] = part
+
+    for part in _held(loss, 0):
+        if isinstance(part, Tensor):
+            continue
+        tensors = [*part.parameters(), *part.buffers()]
+        if own := [tensor for tensor in tensors if id(tensor) not in known]:
+            known |= set(map(id, own))
+            add(part)
+        elif not tensors and id(part) not in modules:
+            without[id(part)] = part
+    for part in without.values():
+        add(part)
+    return found
+
+
+def tensors_of(loss: Callable[..., Any] | None) -> list[Tensor]:
+    """Tensors, other than parameters, that a loss holds or closes over outside of modules: constants of the step."""
+    return [part for part in _held(loss, 0) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
+
+
+def _held(thing: Any, depth: int) -> Iterator[nn.Module | Tensor]:
+    if isinstance(thing, nn.Module | Tensor):
+        yield thing
+        return
+    inside: list[Any] = []
+    if depth > _DEEPEST:
+        return
+    if isinstance(thing, functools.partial):
+        inside = [thing.func, *thing.args, *thing.keywords.values()]
+    elif isinstance(thing, types.MethodType):
+        inside = [thing.__self__, thing.__func__]
+    elif isinstance(thing, types.FunctionType):
+        closure = (cell for cell in thing.__closure__ or ())
+        inside = [cell.cell_contents for cell in closure if cell != types.CellType()]
+        inside += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        inside += [thing.__globals__[name] for name in _globals(thing.__code__) if name in thing.__globals__]
+        inside = [part for part in inside if not isinstance(part, types.FunctionType) or part is not thing]
+    elif isinstance(thing, list | tuple):
+        inside = list(thing)
+    elif isinstance(thing, dict):
+        inside = list(thing.values())
+    elif has_attributes(thing):
+        inside = list(getattr(thing, "__dict__", {}).values())
+    for part in inside:
+        yield from _held(part, depth + 1)
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """Names of the global variables that a function reads, also in functions within it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant)

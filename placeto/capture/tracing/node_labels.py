@@ -1,0 +1,139 @@
+"""Labels that say where each traced op comes from: the module that was being called, and the pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from placeto.capture.tracing.dependencies import behind
+from placeto.capture.tracing.draws import Draws
+from placeto.problem.step.micro_batches import NO_CALL
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a traced node comes from."""
+
+    module: str = ""  # path of the nn.Module
+    call: int = NO_CALL  # how many calls of this module came before; `NO_CALL` outside of the calls of modules
+    backward: bool = False
+    recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
+    node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
+
+    @property
+    def part(self) -> str:
+        """The pass of the step that the node belongs to: "forward", "backward" or "recomputation"."""
+        return "recomputation" if self.recomputed else "backward" if self.backward else "forward"
+
+
+class _Place(NamedTuple):
+    """What is being run: a call of a module, in a pass."""
+
+    module: str | None = None
+    call: int = NO_CALL
+    backward: bool = False
+    number: int | None = None  # sequence number of the forward op whose backward is being run
+
+
+class Labels:
+    """Follows what is being run while a module is traced, and gives each op its label."""
+
+    def __init__(self) -> None:
+        self._place = _Place()
+        self._left: list[_Place] = []  # the places to return to, the outermost first
+        self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
+        self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
+        self.draws = Draws()
+        self.calls: Counter[str] = Counter()  # path of a module -> how often it was called in the last trace
+
+    def next(self, inputs: Sequence[Label]) -> Label:
+        """The label of an op that runs now; `inputs` are the labels of the nodes whose values it reads."""
+        place = self._place
+        if self.source is not None:
+            return self.source.meta.get("label", Label())
+        if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
+            again = place.backward
+            label = Label(place.module or "", place.call, again, again, place.number)
+            if not place.backward:  # autograd has taken the op's number before it runs the op
+                self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
+            return label
+        # the gradients of a tensor used twice are added between two nodes of autograd: the sum is labelled as the later
+        source = None if place.number is None else self._by_number.get(place.number)
+        source = source or (inputs[-1] if inputs else Label())
+        return replace(source, backward=True, recomputed=False, node=place.number)
+
+    def replay(self, source: Node) -> None:
+        """Give the ops that run from now on the label of this node."""
+        self.source = source
+
+    def within(self, module: str, call: int) -> AbstractContextManager[None]:
+        """A context in which ops belong to a call of a module."""
+        return self._at(module=module, call=call)
+
+    def backward(self) -> AbstractContextManager[None]:
+        """A context in which ops belong to the backward pass."""
+        return self._at(backward=True)
+
+    def here(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return what makes contexts in which ops belong to the present call of a module, to recompute it later."""
+        there = self._place
+        return lambda: self.within(there.module or "", there.call)
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """A context in which ops get the path of the submodule that runs them, and the number of its call."""
+        calls = self.calls = Counter()
+
+        def enter(path: str) -> Callable[..., None]:
+            def hook(module: nn.Module, arguments: Any) -> None:
+                self._enter(self._place._replace(module=path, call=calls[path]))
+                calls[path] += 1
+
+            return hook
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            self._leave()
+
+        with ExitStack() as hooks:
+            for path, submodule in module.named_modules():
+                hooks.enter_context(submodule.register_forward_pre_hook(enter(path), prepend=True))
+                hooks.enter_context(submodule.register_forward_hook(leave, always_call=True))
+            yield
+
+    def tag_backward(self, loss: Tensor) -> None:
+        """Add hooks to the autograd nodes of a loss, so that what a node runs gets the label of its forward op."""
+
+        def before(number: int) -> Callable[[Any], None]:
+            def hook(gradients: Any) -> None:
+                self._enter(self._place._replace(number=number))
+
+            return hook
+
+        def after(inputs: Any, outputs: Any) -> None:
+            self._leave()
+
+        for node in behind(loss):
+            node.register_prehook(before(node._sequence_nr()))
+            node.register_hook(after)
+
+    @contextmanager
+    def _at(self, **place: Any) -> Iterator[None]:
+        self._enter(self._place._replace(**place))
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self, place: _Place) -> None:
+        self._left.append(self._place)
+        self._place = place
+
+    def _leave(self) -> None:
+        self._place = self._left.pop()

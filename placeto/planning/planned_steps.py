@@ -1,0 +1,269 @@
+"""Ways to run a step, as rows of a table.
+
+Legend: D devices, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from placeto.formats.placement import described
+from placeto.formats.plan import PlanFile
+from placeto.plumbing.terminal import table
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.step.plan import Plan, on_devices
+from placeto.problem.step.plan_files import plan_document
+from placeto.problem.units import format_bytes, format_rate, format_us
+from placeto.simulator.result import PlacementResult
+from placeto.simulator.schedule import Schedule
+
+
+class Kind(StrEnum):
+    """Kinds of ways, from the simplest on."""
+
+    ONE = "one device"
+    WHOLE = "whole modules"
+    REPLICAS = "data parallel"
+    SHARDED = "data parallel, optimizer sharded"
+    GRADIENTS_SHARDED = "data parallel, gradients sharded"
+    FULLY_SHARDED = "data parallel, fully sharded"
+    PIPELINE = "pipeline"
+    INTERLEAVED = "interleaved pipeline"
+    FREE = "free placement"
+
+
+PIPELINES = (Kind.PIPELINE, Kind.INTERLEAVED)
+_REPLICAS = Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED  # by their stage of ZeRO
+_IN_PROGRAM_ORDER = [*Kind][1:6]
+_RUN_BY = {
+    Kind.ONE: "PyTorch",
+    Kind.REPLICAS: "torch DDP",
+    Kind.SHARDED: "torch DDP, ZeRO",
+    Kind.GRADIENTS_SHARDED: "torch FSDP",
+    Kind.FULLY_SHARDED: "torch FSDP",
+}
+_TOOLS = {"torch": "torch-pipeline", "megatron": "Megatron-LM"}
+GAIN = 0.005
+"""A free placement is shown if it is faster than all other ways by this share of their step."""
+_SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Return the kind of way that a plan is."""
+    if len(plan.devices) == 1:
+        return Kind.ONE if len(plan.used) == 1 else _REPLICAS[max(plan.sharding, default=0)]
+    return Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """One way to run a step."""
+
+    plan: Plan | None  # None for whole modules and for a free placement
+    result: PlacementResult  # the simulation; for frameworks, of the graph that they make of the captured step
+    placement: PlacementResult | None  # of the captured step; None if parameters are sharded
+    batch: int  # samples of a step
+    fullest: int  # the device that uses the largest share of its memory
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device
+    tool: str | None = None  # the tool as which it is simulated, if one was asked for; accelerate for whole modules
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of way."""
+        if self.plan is not None:
+            return kind_of(self.plan)
+        return Kind.WHOLE if self.tool == "accelerate" else Kind.FREE
+
+    @cached_property
+    def shape(self) -> str:
+        """How devices are used, such as "2 stages x 4"."""
+        cluster = self.result.problem.cluster
+        if self.plan is None:
+            return on_devices(np.unique(self.result.placement).tolist(), cluster)
+        return self.device.name if self.kind == Kind.ONE else self.plan.shape(cluster)
+
+    @property
+    def micro_batches(self) -> int:
+        """M."""
+        return self.result.problem.graph.num_micro_batches if self.plan is None else self.plan.num_micro_batches
+
+    @property
+    def device(self) -> Device:
+        """The fullest device."""
+        return self.result.problem.cluster.devices[self.fullest]
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory of the fullest device."""
+        return self.device.memory
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule of `result`."""
+        return self.result.schedule()
+
+    @cached_property
+    def placed(self) -> Schedule:
+        """The schedule of `placement`, which `placeto export` takes; `schedule` if there is no such placement."""
+        return self.schedule if self.placement is None else self.placement.schedule()
+
+    @property
+    def step_us(self) -> float:
+        """Simulated microseconds of a step."""
+        return self.result.makespan_us
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the batch divided by the simulated seconds of a step."""
+        return self.batch * 1e6 / self.step_us
+
+    @property
+    def used(self) -> int:
+        """Bytes that the fullest device holds."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device exceeds its memory."""
+        return self.used <= self.room
+
+    @property
+    def idle(self) -> float:
+        """The bubble: the share of the step in which a device computes nothing, as a mean over the whole cluster."""
+        schedule = self.schedule
+        return 1.0 - float(schedule.busy_us.sum()) / (self.result.problem.num_devices * schedule.makespan_us)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all transfers between devices."""
+        schedule = self.schedule
+        return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
+
+    @property
+    def parts(self) -> str:
+        """A phrase such as " in 8 micro-batches"; "" for the whole batch."""
+        return "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
+
+    @property
+    def name(self) -> str:
+        """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
+        return f"{self.kind} ({self.shape}){self.parts}"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again for the backward pass."""
+        return "recomputation" in self.result.problem.graph.passes
+
+    @property
+    def order(self) -> str:
+        """In which order a device runs its ops: a dispatch, "own list", or "program" for replicas and whole modules."""
+        if self.kind in _IN_PROGRAM_ORDER:
+            return "program"
+        return self.result.problem.dispatch if self.result.order is None else "own list"
+
+    @cached_property
+    def run_by(self) -> str:
+        """A tool that can run this way; for a pipeline, torch if it can, unless another tool was asked for."""
+        if self.tool is not None:
+            return _TOOLS.get(self.tool, self.tool)
+        if self.kind in PIPELINES and not self.torch_refusal:
+            return "torch-pipeline"
+        return _RUN_BY.get(self.kind, "placeto run")
+
+    @cached_property
+    def torch_refusal(self) -> str:
+        """Why torch can't run a pipeline; "" if it can."""
+        if self.plan is None or self.placement is None:
+            return ""
+        return self.plan.refusal(self.placement.problem)
+
+    def file(self, cluster: Cluster) -> PlanFile:
+        """Return the content of a plan file for this way.
+
+        Args:
+            cluster: the cluster of the plan, with all of its memory: without the headroom taken off.
+        """
+        fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
+        plan, placed = self.plan, None
+        if self.placement is not None:
+            plan = plan or self.placement.plan  # where a search for a free placement ended with a plan
+            placed = replace(described(self.placement), cluster=cluster.name, plan=None)
+        way = None if plan is None else plan_document(plan, cluster)
+        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed)
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """Ways to run a step, best first: those that fit, by their time, then the others."""
+
+    steps: tuple[PlannedStep, ...]
+    left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
+    searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
+
+    @property
+    def best(self) -> PlannedStep:
+        """The best way, which is the first."""
+        return self.steps[0]
+
+    @property
+    def torch_refusal(self) -> str:
+        """Why torch can't run the best pipeline; "" if torch can run any of them, or if there is no pipeline."""
+        refusals = [step.torch_refusal for step in self.steps if step.kind in PIPELINES]
+        return refusals[0] if all(refusals) and refusals else ""
+
+    def advice(self) -> str:
+        """Say which way to use and why, and what the best way of another kind would take."""
+        best, others = self.best, self.steps[1:]
+        if not best.fits:
+            lacks = format_bytes(best.used - best.room)
+            less = "a smaller batch" if best.recomputes else "a smaller batch, or activation checkpoints"
+            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or {less}."
+        one = next((step for step in self.steps if step.kind == Kind.ONE), None)
+        gain = ""
+        if one is not None and best is not one:
+            gain = f", {one.step_us / best.step_us:.2f} times as fast as one device{one.parts}"
+        if one is not None and not one.fits:
+            gain = ", and one device lacks the memory for it"
+        text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
+        different = (step for step in others if step.fits and step.kind != best.kind)
+        if second := next(different, None):
+            ratio, held = second.step_us / best.step_us, format_bytes(second.used)
+            longer = f"{100.0 * (ratio - 1.0):.1f} % longer" if ratio >= 1.0005 else "as long"
+            which = "Next is" if second is others[0] else "The best way of another kind is"
+            text += f" {which} {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
+            if held != (before := format_bytes(best.used)):
+                text += f", and {held} on the fullest device in place of {before}"
+            text += "."
+        if self.searched and all(step.kind != Kind.FREE for step in self.steps):
+            text += f" A search among free placements of ops found none that is {100.0 * GAIN:g} % better."
+        return text
+
+    def cells(self) -> list[list[str]]:
+        """Return the table as texts: the names of its columns, then a row for each way."""
+        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
+        rows = [
+            [
+                step.kind,
+                step.shape,
+                f"{step.micro_batches}",
+                step.order,
+                format_us(step.step_us),
+                format_rate(step.samples_per_second),
+                " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
+                format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
+                f"{100.0 * step.idle:.1f} %",
+                format_bytes(step.sent_bytes),
+                step.run_by,
+            ]
+            for step in self.steps
+        ]
+        return [head, *rows]
+
+    def __str__(self) -> str:
+        return table(self.cells())

@@ -1,0 +1,107 @@
+"""The columns of a graph: its fields that have a value for each op, with their keys in op records.
+
+Legend: N ops, T tensors (op outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import AfterValidator
+
+from placeto.problem.checks import Index, Number, OneOf, Size, Text
+from placeto.problem.dtypes import DTYPES
+from placeto.problem.graph.arrays import GraphArrays
+from placeto.problem.graph.label_values import KERNELS, LABELS, NO_MICRO_BATCH, PASSES
+
+
+class Column(NamedTuple):
+    """A field of `GraphArrays` with a value for each op."""
+
+    key: str  # in op records
+    kind: Any  # the type of the value in a record
+    usual: Any  # the value of ops whose records lack it
+    dtype: type[np.generic] | None = None  # of the array (N,); None = a tuple
+
+    def of(self, values: Sequence[Any]) -> Any:
+        """The column with these values (N,)."""
+        return tuple(values) if self.dtype is None else np.array(values, self.dtype)
+
+    def listed(self, values: Any) -> list[Any]:
+        """The values (N,) of the column of a graph."""
+        return list(values) if self.dtype is None else values.tolist()
+
+
+_MicroBatch = Annotated[Index | None, AfterValidator(lambda number: NO_MICRO_BATCH if number is None else number)]
+_Names = tuple[Text, ...]
+COLUMNS = {
+    "op_types": Column("type", Text, "op"),
+    "flops": Column("flops", Number, 0.0, np.float64),
+    "bytes_accessed": Column("bytes_accessed", Number, 0.0, np.float64),
+    "param_bytes": Column("param_bytes", Size, 0, np.int64),
+    "modules": Column("module", Text, ""),
+    "micro_batches": Column("micro_batch", _MicroBatch, NO_MICRO_BATCH, np.int64),
+    "dtypes": Column("dtype", Annotated[str, OneOf(DTYPES)], LABELS["dtypes"]),
+    "kernels": Column("kernel", Annotated[str, OneOf(KERNELS)], LABELS["kernels"]),
+    "passes": Column("pass", Annotated[str, OneOf(PASSES)], LABELS["passes"]),
+    "signatures": Column("signature", Text, ""),
+    "module_tensors": Column("tensors", _Names, ()),
+    "module_inputs": Column("reads", _Names, ()),
+    "gradient_of": Column("gradient_of", Text, ""),
+}
+"""Name of the field -> the column. `trained_bytes` and `state_bytes` aren't among them: what is usual of them depends
+on other fields."""
+_TAKEN = COLUMNS | {key: Column(key, Size, 0, np.int64) for key in ("trained_bytes", "state_bytes")}
+
+
+def taken(
+    graph: GraphArrays, like: np.ndarray, given: Mapping[int, Mapping[str, Any]], signals: Sequence[int] = ()
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the fields, without names, edges and colocation, of ops that are like those of a graph or made anew.
+
+    Args:
+        graph: N ops, T tensors.
+        like: (ops,) int64, the op of the graph that each op is like; -1 for an op that is made anew.
+        given: op -> fields in which it differs from the one that it is like, or from the usual ones, with the keys of
+            op records. Only ops that are made anew have "outputs".
+        signals: ops that have a further output of 0 bytes.
+
+    Returns:
+        The fields; for each tensor, the tensor of the graph that it is like, or -1.
+    """
+    fields: dict[str, Any] = {}
+    for name, column in _TAKEN.items():
+        all_values = [*column.listed(getattr(graph, name)), column.usual]
+        values = [all_values[op] for op in like.tolist()]
+        for op, record in given.items():
+            values[op] = record.get(column.key, values[op])
+        fields[name] = column.of(values)
+    count, more = np.append(np.diff(graph.output_ptr), 0)[like], np.zeros(len(like), np.int64)
+    more[list(signals)] = 1
+    made = {op: record["outputs"] for op, record in given.items() if "outputs" in record}
+    count[list(made)] = [len(outputs) for outputs in made.values()]
+    ptr = fields["output_ptr"] = np.append(0, np.cumsum(count + more))
+    old = np.flatnonzero(like >= 0)
+    source = np.full(ptr[-1], -1)
+    source[ranges(ptr[old], count[old])] = ranges(graph.output_ptr[like[old]], count[old])
+    fields["output_bytes"] = np.append(graph.output_bytes, 0)[source]
+    fields["resident_outputs"] = np.append(graph.resident_outputs, False)[source]
+    for op, outputs in made.items():
+        fields["output_bytes"][ptr[op] : ptr[op] + count[op]] = outputs
+    for op, record in given.items():
+        if "resident_outputs" in record:
+            fields["resident_outputs"][ptr[op] : ptr[op] + count[op]] = np.isin(
+                np.arange(count[op]), record["resident_outputs"]
+            )
+    times = fields["time_us"] = {kind: np.append(us, np.nan)[like] for kind, us in graph.time_us.items()}
+    for op, record in given.items():
+        for kind, us in record.get("time_us", {}).items():
+            times.setdefault(kind, np.full(len(like), np.nan))[op] = us
+    return fields, source
+
+
+def ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers from first[i] to first[i] + count[i] - 1, for each i in turn."""
+    return np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)

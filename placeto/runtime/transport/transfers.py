@@ -1,0 +1,123 @@
+"""Measure transfers between devices, and the peak speeds that the roofline needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from placeto.runtime.local_devices import LocalDevice
+from placeto.runtime.measuring.stopwatch import clock
+
+SIZES = tuple(4**power for power in range(2, 13))  # bytes: 16 to 16 Mi
+REPEATS = 20  # the first doesn't count
+
+
+class TransferCost(NamedTuple):
+    """A transfer takes ``latency_us + bytes / bandwidth`` microseconds."""
+
+    latency_us: float
+    bandwidth: float  # bytes/us
+
+
+def measure_transfers(source: LocalDevice, destination: LocalDevice) -> TransferCost:
+    """Fit the times of copies of many sizes from one device to another.
+
+    Between cores the tensor goes through a queue to the other thread, which copies it. The time to wake that thread
+    counts. To and from a GPU, one thread copies and waits.
+    """
+    both_cpu = source.is_cpu and destination.is_cpu
+    times = {size: (_between_threads if both_cpu else _copied)(source, destination, size) for size in SIZES}
+    return fitted(times)
+
+
+def fitted(times: Mapping[int, float]) -> TransferCost:
+    """Return the line through microseconds by bytes with the least sum of squared relative errors."""
+    us = np.array(list(times.values()))
+    terms = np.array([[1.0, size] for size in times])
+    latency, per_byte = nnls(terms / us[:, None], np.ones(len(us)))[0]
+    fastest = max(size / time_us for size, time_us in times.items())
+    return TransferCost(float(latency), 1.0 / per_byte if per_byte > 0 else float(fastest))
+
+
+def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -> float:
+    """Return the median microseconds from putting a tensor into a queue to having copied it in the other thread."""
+    there: SimpleQueue[tuple[torch.Tensor, float] | None] = SimpleQueue()
+    back: SimpleQueue[float] = SimpleQueue()
+
+    def receive() -> None:
+        while (item := there.get()) is not None:
+            tensor, start = item
+            copy = tensor.clone()
+            back.put(time.perf_counter() - start)
+            del copy, tensor, item
+
+    def send() -> float:
+        times = []
+        for _ in range(REPEATS):
+            tensor = torch.ones(size, dtype=torch.uint8)  # made anew, so that it is in the sender's caches
+            there.put((tensor, time.perf_counter()))
+            times.append(back.get())
+        there.put(None)
+        return float(np.median(times[1:])) * 1e6
+
+    received = destination.thread.submit(receive)
+    median: float = source.run(send)
+    received.result()
+    return median
+
+
+def _copied(source: LocalDevice, destination: LocalDevice, size: int) -> float:
+    """Return the median microseconds of a copy, until both devices are done."""
+
+    def copy() -> float:
+        tensor = torch.ones(size, dtype=torch.uint8, device=source.torch_device)
+        times = []
+        for _ in range(REPEATS):
+            source.synchronize()
+            destination.synchronize()
+            start = time.perf_counter()
+            tensor.to(destination.torch_device)
+            source.synchronize()
+            destination.synchronize()
+            times.append(time.perf_counter() - start)
+        return float(np.median(times[1:])) * 1e6
+
+    owner = destination if source.is_cpu else source  # a GPU's thread
+    return owner.run(copy)
+
+
+def peaks(device: LocalDevice) -> tuple[float, float]:
+    """Return FLOP/s of a float32 matrix product and bytes/s of a copy, each the best of five, for the roofline."""
+    return device.run(_peaks, device)
+
+
+def _peaks(device: LocalDevice) -> tuple[float, float]:
+    side, elements = (768, 2**22) if device.is_cpu else (8192, 2**28)
+    matrix = torch.ones(side, side, device=device.torch_device)
+    vector = torch.ones(elements, device=device.torch_device)
+    out = torch.empty_like(vector)
+    product = min(_seconds(device, lambda: matrix @ matrix) for _ in range(5))
+    copy = min(_seconds(device, lambda: out.copy_(vector)) for _ in range(5))
+    return 2 * side**3 / product, 2 * vector.nbytes / copy
+
+
+def _seconds(device: LocalDevice, function: object) -> float:
+    start = clock(device)
+    function()  # type: ignore[operator]
+    return clock(device) - start
+
+
+def matrices(devices: Sequence[LocalDevice]) -> tuple[np.ndarray, np.ndarray]:
+    """Measure all transfers; return (D, D) bandwidth in bytes/us and (D, D) latency in us, from row to column."""
+    bandwidth, latency_us = np.ones((len(devices), len(devices))), np.zeros((len(devices), len(devices)))
+    for i, source in enumerate(devices):
+        for j, destination in enumerate(devices):
+            if i != j:
+                latency_us[i, j], bandwidth[i, j] = measure_transfers(source, destination)
+    return bandwidth, latency_us
