@@ -58,6 +58,8 @@ def describe_cluster(cluster: Cluster) -> str:
         size = f"{_peaks(device)} TFLOP/s, {device.memory / 1e9:.3g} GB"
         parts.append(f"{counts[kind]} {kind.upper()} ({size}{' each' if counts[kind] > 1 else ''})")
     rates = cluster.bandwidth[~np.eye(cluster.num_devices, dtype=bool)] / 1e3  # GB/s
+    if not len(rates):
+        return f"{parts[0]}; no links."
     speed = f"{rates.min():.3g}" if rates.min() == rates.max() else f"{rates.min():.3g} to {rates.max():.3g}"
     link = {"pair": "one per pair of devices", "egress": "one per sender", "free": "free"}[cluster.link]
     shared = f", {len(cluster.shared_links)} shared" if cluster.shared_links else ""

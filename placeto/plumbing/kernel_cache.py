@@ -147,7 +147,12 @@ def _parts(kernel: Any) -> Iterator[object]:
             pending += [cell.cell_contents for cell in function.__closure__ or ()]
             pending += function.__defaults__ or ()
         elif isinstance(value, type):
-            yield value.__module__, value.__qualname__, getattr(value, "_fields", ()), getattr(value, "_field_defaults", {})
+            yield (
+                value.__module__,
+                value.__qualname__,
+                getattr(value, "_fields", ()),
+                getattr(value, "_field_defaults", {}),
+            )
         else:
             yield value.tolist() if isinstance(value, np.ndarray) else value
 

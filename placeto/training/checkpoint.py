@@ -196,9 +196,9 @@ def matching(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except TrainingError:
-        raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
+        if isinstance(problem, TrainingError) and str(problem).startswith(f"{path}: "):
+            raise
         reason = _short(problem)
         reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
         raise TrainingError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None

@@ -16,7 +16,7 @@ GPU1\tPHB\t X \t0-3
 """
 
 
-@pytest.mark.parametrize("preset", ["4xv100", "2x8xh100", "4xk80"])
+@pytest.mark.parametrize("preset", ["1xt4", "4xv100", "2x8xh100", "4xk80"])
 def test_presets(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.json"
     assert run("cluster", preset, "-o", out) == 0

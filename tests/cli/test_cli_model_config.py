@@ -51,11 +51,33 @@ def test_activations_are_checkpointed_or_kept(tmp_path: Path) -> None:
     assert not can_checkpoint(torch.nn.ReLU())
 
 
-def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path) -> None:
-    path = written(tmp_path, model_type="bert", architectures=["BertModel"], **SMALL)
+def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, told in (("BertModel", ""), ("BertForQuestionAnswering", "this is a step of BertModel, without a head")):
+        path = written(tmp_path, model_type="bert", architectures=[name], **SMALL)
+        _, module, inputs, loss, _ = ModelOptions(model=path, batch=2, length=4).find()
+        assert list(inputs) == ["input_ids"]
+        assert loss(module(**inputs)).dim() == 0
+        assert told in capsys.readouterr().err
+
+
+CLIP = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, **SMALL}
+LLAVA = {"text_config": {"model_type": "llama", **SMALL}, "vision_config": CLIP, "image_token_index": 39}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("BertForMaskedLM", {"model_type": "bert", **SMALL}),
+        ("LlavaForConditionalGeneration", {"model_type": "llava", **LLAVA}),
+        ("GPT2LMHeadModel", {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40}),
+    ],
+)
+def test_the_class_that_is_named_is_built(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path, architectures=[name], **config)
     _, module, inputs, loss, _ = ModelOptions(model=path, batch=2, length=4).find()
-    assert list(inputs) == ["input_ids"]
-    assert loss(module(**inputs)).dim() == 0
+    assert type(module).__name__ == name
+    graph = capture_training(module, inputs, loss)
+    assert graph.param_bytes.sum() >= sum(parameter.nbytes for parameter in module.parameters())
 
 
 def test_what_is_a_config(tmp_path: Path) -> None:
@@ -78,6 +100,8 @@ def test_what_is_a_config(tmp_path: Path) -> None:
         ({"model_type": "llama", "quantization_config": {"load_in_4bit": True}}, "quantized weights"),
         ({"model_type": "no-such-model"}, "has no model_type 'no-such-model': install a version that has it"),
         ({"model_type": "gpt2", "n_layer": -3}, "it says -3 layers: give how many"),
+        ({"model_type": "llama", "num_hidden_layers": 2**63}, "it says 9223372036854775808 layers: give how many"),
+        ({"model_type": ["llama"]}, r"has no model_type \['llama'\]"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers can't build it"),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from placeto.cli.shared.common import note
 from placeto.cli.shared.graphs import is_factory
 from placeto.cli.shared.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
 from placeto.errors import UsageError
 from placeto.planning.numbers import COUNTS
+from placeto.problem.messages import quote
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
+_MOST_LAYERS = 1000
+_OF_TOKENS = "ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration"
+"""Parts of the names of classes whose loss needs a label for each token, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +88,9 @@ def is_config(argument: str) -> bool:
 def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[str, Any], Any]:
     """Build a model on "meta"; return (module, inputs by name, loss or None), as a factory does.
 
-    Models that generate text compute their loss themselves. For others, it is the mean square of the last hidden
-    states.
+    The class is that of the config's field "architectures". If its loss needs a label for each token, as of models that
+    generate text or fill in words, the model computes its loss itself. For others, the model without a head is built,
+    and the loss is the mean square of the last hidden states; a note says so.
 
     Args:
         argument: a file or folder, as `is_config` takes it.
@@ -105,27 +111,31 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     document = json.loads(path.read_bytes())
     if document.pop("quantization_config", None) is not None:
         raise UsageError(f"{path}: has quantized weights, which can't be captured: take out its quantization_config")
-    if (kind := document["model_type"]) not in transformers.CONFIG_MAPPING:
-        here = f"transformers {transformers.__version__} has no model_type {kind!r}"
+    kind = document["model_type"]
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        here = f"transformers {transformers.__version__} has no model_type {quote(kind)}"
         raise UsageError(f"{path}: {here}: install a version that has it, or give a FACTORY")
     transformers.logging.set_verbosity_error()
     try:
         with warnings.catch_warnings(action="ignore"):
             config = transformers.AutoConfig.for_model(**document)
             config.use_cache = False
-            generates = type(config) in transformers.AutoModelForCausalLM._model_mapping
-            auto = transformers.AutoModelForCausalLM if generates and _causal(document) else transformers.AutoModel
-            with torch.device("meta"):
-                module = auto.from_config(config)
+            layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+            named, built = _classes(document, config)
+            if 1 <= layers <= _MOST_LAYERS:
+                with torch.device("meta"):
+                    module = built._from_config(config)
     except Exception as problem:  # whatever a wrong value makes transformers raise
         raise UsageError(f"{path}: transformers can't build it: {problem}") from None
-    if (layers := getattr(config, "num_hidden_layers", 1)) < 1:
-        raise UsageError(f"{path}: it says {layers} layers: give how many the model has, such as 12")
+    if not 1 <= layers <= _MOST_LAYERS:
+        raise UsageError(f"{path}: it says {quote(layers)} layers: give how many the model has, such as 12")
     if module.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: {kind} is no model of text alone: give a FACTORY, which says what its inputs are")
     module.train()
     ids = torch.empty(batch, length, dtype=torch.int64, device="meta")
-    if auto is transformers.AutoModelForCausalLM:
+    if named and built.__name__ != named:
+        note(f"{path}: its loss would need labels of {named}; this is a step of {built.__name__}, without a head")
+    if any(kind in built.__name__ for kind in _OF_TOKENS):
         return module, {"input_ids": ids, "labels": ids}, None
     return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean()
 
@@ -150,6 +160,19 @@ def _file(argument: str) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
-def _causal(document: dict[str, Any]) -> bool:
-    names = document.get("architectures") or ["ForCausalLM"]
-    return any("CausalLM" in str(name) or "LMHead" in str(name) for name in names)
+def _classes(document: dict[str, Any], config: Any) -> tuple[str, Any]:
+    """Return the name of the class that a config names, "" if none, and the class that is built.
+
+    A class is built as it is named if its loss needs labels for the tokens alone. A config without a name is of a model
+    that generates text, if there is such a model. For all others, the model without a head is built.
+    """
+    import transformers
+
+    named = str((document.get("architectures") or [""])[0])
+    if any(kind in named for kind in _OF_TOKENS) and isinstance(getattr(transformers, named, None), type):
+        return named, getattr(transformers, named)
+    generating = transformers.AutoModelForCausalLM._model_mapping
+    if not named and type(config) in generating:
+        return "", generating[type(config)]
+    base = transformers.AutoModel._model_mapping[type(config)]
+    return named, base[0] if isinstance(base, tuple) else base
