@@ -229,7 +229,7 @@ def _values(*arguments: Any) -> np.ndarray:
     """(S, L) penalised makespans, in microseconds, of what `_fill_values` takes; 0 where the device is below 0."""
     group = arguments[5]
     value = np.zeros(group.shape)
-    in_parts(partial(_fill_values, *arguments, value), group.size, several=True)
+    in_parts(partial(_fill_values, *arguments, value), group.size, several=True)  # type: ignore[call-arg]
     return value
 
 
