@@ -29,6 +29,7 @@ COMMANDS = (
     "export", "capture", "profile", "run", "tune", "cluster", "list",
 )  # fmt: skip
 """The commands: the file of each says in its first line what it does."""
+_ANNOTATED = "typing.Annotated["
 _EXAMPLE = """\
   placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)
   placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
@@ -166,8 +167,20 @@ def _one_line(report: str) -> str:
     while body and set(body[0]) <= set("─-"):
         body = body[1:]
     rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
-    sentence = " ".join(body[: rules[0]] if rules else body)
+    sentence = _plain_types(" ".join(body[: rules[0]] if rules else body))
     return re.sub(r"Expected one of \(([^)]*)\)(?: (?=\.))?", _choices, sentence) or "the arguments can't be read"
+
+
+def _plain_types(sentence: str) -> str:
+    """Return a sentence with ``int`` in place of ``typing.Annotated[int, ...]``, for which tyro has no shorter name."""
+    while (at := sentence.find(_ANNOTATED)) >= 0:
+        begin = end = at + len(_ANNOTATED)
+        depth = 1
+        while depth and end < len(sentence):
+            depth += (sentence[end] in "[(") - (sentence[end] in ")]")
+            end += 1
+        sentence = sentence[:at] + sentence[begin:end].partition(",")[0] + sentence[end:]
+    return sentence
 
 
 def _choices(listed: re.Match[str]) -> str:

@@ -28,19 +28,28 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Print the list."""
-    from placeto.environment import rewards
     from placeto.problem.cluster import CLUSTERS
 
     tables: dict[str, Callable[[], dict[str, str]]] = {
         "families": lambda: {name: load_family(name).description for name in families()},
         "clusters": lambda: {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()},
         "placers": placer_names,
-        "rewards": lambda: {name: first_line(rewards.find_reward(name)) for name in rewards.reward_names()},
-        "placement-rewards": lambda: {
-            name: first_line(rewards.find_placement_reward(name)) for name in rewards.placement_reward_names()
-        },
+        "rewards": _rewards,
+        "placement-rewards": _placement_rewards,
     }
     say(table(tables[arguments.what]().items()))
+
+
+def _rewards() -> dict[str, str]:
+    from placeto.environment.rewards import find_reward, reward_names  # they need torch
+
+    return {name: first_line(find_reward(name)) for name in reward_names()}
+
+
+def _placement_rewards() -> dict[str, str]:
+    from placeto.environment.rewards import find_placement_reward, placement_reward_names
+
+    return {name: first_line(find_placement_reward(name)) for name in placement_reward_names()}
 
 
 def _peaks(device: Device) -> str:

@@ -15,11 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from placeto.capture.tracing.dependencies import needed_by
-from placeto.runtime.program import Program
+from placeto.runtime.program import Program, training_norms
 
-aten = torch.ops.aten
-_BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
-_RUNNING, _TRAINING, _MOMENTUM = slice(3, 5), 5, 6  # places of arguments; statistics change if `training` is True
+_RUNNING, _MOMENTUM = slice(3, 5), 6  # places of arguments of a batch norm
 
 
 class State:
@@ -34,8 +32,7 @@ class State:
         self.nodes = list(traced.graph.nodes)
         self.updates = list(updates)
         self.places = {node: place for place, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
-        self._norms = [node for node in self.nodes if getattr(node.target, "overloadpacket", None) in _BATCH_NORMS]
-        self._norms = [node for node in self._norms if node.args[_TRAINING] is True]
+        self._norms = training_norms(self.nodes)
         statistics = dict.fromkeys(one for node in self._norms for one in node.args[_RUNNING])
         self._changed = [self.places[one] for one in statistics if isinstance(one, Node) and one in self.places]
         self._by_place = {

@@ -42,7 +42,7 @@ from placeto.runtime.generators import drawn_for_several, generators
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.measuring.meter import Meter
-from placeto.runtime.program import Program
+from placeto.runtime.program import Program, training_norms
 from placeto.runtime.transport.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.transport.sums import as_scheduled
 from placeto.simulator.schedule import Schedule
@@ -270,7 +270,7 @@ class _Plan:
         self.outputs = list(outputs)
         self.updates = list(written_back(capture.traced).items())
         wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
-        needed = needed_by(wanted)
+        needed = needed_by([*wanted, *training_norms(nodes.values())])
         self.home: dict[Node, int] = {}  # device of each call; other calls are made wherever they are needed
         self.kept: dict[Node, torch.device] = {}  # device of each parameter and buffer
         for op, names in enumerate(capture.nodes):

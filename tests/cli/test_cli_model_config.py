@@ -52,7 +52,10 @@ def test_activations_are_checkpointed_or_kept(tmp_path: Path) -> None:
 
 
 def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, told in (("BertModel", ""), ("BertForQuestionAnswering", "this is a step of BertModel, without a head")):
+    for name, told in (
+        ("BertModel", ""),
+        ("BertForQuestionAnswering", "this is a step of BertModel: the labels of BertForQuestionAnswering"),
+    ):
         path = written(tmp_path, model_type="bert", architectures=[name], **SMALL)
         _, module, inputs, loss, _ = ModelOptions(model=path, batch=2, length=4).find()
         assert list(inputs) == ["input_ids"]
@@ -62,6 +65,12 @@ def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path, caps
 
 CLIP = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, **SMALL}
 LLAVA = {"text_config": {"model_type": "llama", **SMALL}, "vision_config": CLIP, "image_token_index": 39}
+
+
+def test_a_class_that_transformers_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, model_type="llama", architectures=["LLaMAForCausalLM"], **SMALL)
+    assert type(ModelOptions(model=path).find().module).__name__ == "LlamaForCausalLM"
+    assert "this is a step of LlamaForCausalLM: transformers " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,11 @@ def test_what_is_a_config(tmp_path: Path) -> None:
         ({"model_type": "gpt2", "n_layer": -3}, "it says -3 layers: give how many"),
         ({"model_type": "llama", "num_hidden_layers": 2**63}, "it says 9223372036854775808 layers: give how many"),
         ({"model_type": ["llama"]}, r"has no model_type \['llama'\]"),
+        (
+            {"model_type": "gpt2", "architectures": [7]},
+            r"architectures must be a list with the name of a",
+        ),
+        ({"model_type": "gpt2", "architectures": ["BertForMaskedLM"]}, "is no class of model_type 'gpt2'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers can't build it"),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),

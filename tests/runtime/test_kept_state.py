@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+import placeto
 from placeto.capture.trace import capture_training
 from placeto.capture.user_errors import NotRunWarning
 from placeto.errors import CaptureError, RunError
@@ -390,3 +391,25 @@ def test_a_fork_is_told_to_compile_anew(monkeypatch: pytest.MonkeyPatch) -> None
     for call in (step, step.peak_bytes):
         with pytest.raises(RunError, match="Linear was compiled in another process: compile it anew"):
             call(x)
+
+
+class Unread(nn.Module):
+    """The loss doesn't read what comes behind the batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        return y, self.second(self.norm(y))
+
+
+def test_statistics_that_nobody_reads_are_updated() -> None:
+    module, x = Unread(), torch.randn(8, 4)
+    eager = copy.deepcopy(module)
+    step = placeto.place(module, [x], loss=lambda output: output[0].square().mean(), cluster="2xv100", placer="single")
+    step.compile(devices=["cpu:0", "cpu:1"])(x)
+    eager(x)
+    torch.testing.assert_close(module.norm.running_mean, eager.norm.running_mean)
+    assert module.norm.num_batches_tracked == 1

@@ -134,7 +134,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     module.train()
     ids = torch.empty(batch, length, dtype=torch.int64, device="meta")
     if named and built.__name__ != named:
-        note(f"{path}: its loss would need labels of {named}; this is a step of {built.__name__}, without a head")
+        note(f"{path}: this is a step of {built.__name__}: {_why(named)}")
     if any(kind in built.__name__ for kind in _OF_TOKENS):
         return module, {"input_ids": ids, "labels": ids}, None
     return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean()
@@ -160,19 +160,39 @@ def _file(argument: str) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
+def _why(named: str) -> str:
+    """Why another class is built than the one that is named."""
+    import transformers
+
+    if not hasattr(transformers, named):
+        return f"transformers {transformers.__version__} has no class {quote(named)}"
+    return f"the labels of {named} aren't known, so that it has no head"
+
+
 def _classes(document: dict[str, Any], config: Any) -> tuple[str, Any]:
     """Return the name of the class that a config names, "" if none, and the class that is built.
 
-    A class is built as it is named if its loss needs labels for the tokens alone. A config without a name is of a model
-    that generates text, if there is such a model. For all others, the model without a head is built.
+    A class is built as it is named if its loss needs labels for the tokens alone. If transformers has no such class, or
+    none is named, the model that generates text is built, if there is one for this config. For all others, the model
+    without a head is built.
+
+    Raises:
+        ValueError: the name is no text, or that of a class for another kind of config.
     """
     import transformers
 
-    named = str((document.get("architectures") or [""])[0])
-    if any(kind in named for kind in _OF_TOKENS) and isinstance(getattr(transformers, named, None), type):
-        return named, getattr(transformers, named)
+    names = document.get("architectures") or [""]
+    named = names[0] if isinstance(names, list) else names
+    if not isinstance(named, str):
+        raise ValueError(f"architectures must be a list with the name of a class, not {quote(names)}")
+    of_tokens = not named or any(kind in named for kind in _OF_TOKENS)
+    known = getattr(transformers, named, None) if named else None
+    if of_tokens and (wanted := getattr(known, "config_class", None)) is not None:
+        if not isinstance(config, wanted):
+            raise ValueError(f"architectures: {named} is no class of model_type {quote(document['model_type'])}")
+        return named, known
     generating = transformers.AutoModelForCausalLM._model_mapping
-    if not named and type(config) in generating:
-        return "", generating[type(config)]
-    base = transformers.AutoModel._model_mapping[type(config)]
+    base = (generating if of_tokens and type(config) in generating else transformers.AutoModel._model_mapping)[
+        type(config)
+    ]
     return named, base[0] if isinstance(base, tuple) else base
