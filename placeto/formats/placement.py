@@ -168,13 +168,27 @@ def load_placement(path: str | Path) -> PlacementFile:
         return placement_of(placement_in(document))
 
 
+def plan_format(document: Any) -> str | None:
+    """Return the format of a plan file's document; None if it is no plan file.
+
+    Raises:
+        PlacementError: it is a plan file of a version that isn't read.
+    """
+    form = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(form, str) or not form.startswith("placeto.plan/"):
+        return None
+    if form not in PLANS:
+        raise PlacementError(f"{quote(form)} is a version that this Placeto doesn't read: it reads {listed(PLANS)}")
+    return form
+
+
 def placement_in(document: Any) -> Any:
     """Return the document of a placement that stands in that of a plan file, with its plan; other documents as is.
 
     Raises:
         PlacementError: the file of the plan has no placement.
     """
-    if not isinstance(document, dict) or document.get("format") not in PLANS:
+    if plan_format(document) is None:
         return document
     placement, plan = document.get("placement"), document.get("plan")
     if placement is None and plan is not None:

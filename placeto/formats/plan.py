@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeto.errors import PlacementError
-from placeto.formats.placement import PLANS, PlacementFile, document_of, placement_of
+from placeto.formats.placement import PLANS, PlacementFile, document_of, placement_of, plan_format
 from placeto.problem.checks import Count, Flag, Number, Size, Text, read_document, record_of
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within
@@ -63,14 +63,14 @@ def load_plan(path: str | Path) -> PlanFile | None:
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
-    if not isinstance(document, dict) or (form := document.get("format")) not in PLANS:
-        return None
     with within(PlacementError, path):
+        if (form := plan_format(document)) is None:
+            return None
         values = dict(document)
         if values.get("placement") is not None:
             with within(PlacementError, "placement"):
                 values["placement"] = placement_of(values["placement"])
-        file = PlanFile(**read_document(values, str(form), "a plan", record_of(PlanFile), PlacementError))
+        file = PlanFile(**read_document(values, form, "a plan", record_of(PlanFile), PlacementError))
         if file.plan is None and file.placement is None:
             raise PlacementError("the file needs a plan or a placement, and has neither: plan again")
         return file

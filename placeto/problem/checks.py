@@ -132,7 +132,9 @@ def read_document(document: Any, form: str, what: str, kind: Any, error: type[Va
         error: the exception that is raised, as in `checked`.
     """
     if not isinstance(document, dict) or document.get("format") != form:
-        raise error(f'not {what}: "format" must be "{form}"')
+        given = document.get("format") if isinstance(document, dict) else None
+        found = f", not {quote(given)}" if isinstance(given, str) else ""
+        raise error(f'not {what}: "format" must be "{form}"{found}')
     return checked({key: value for key, value in document.items() if key != "format"}, kind, error)
 
 
