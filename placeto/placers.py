@@ -76,8 +76,8 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
             paths: it also keeps each of these modules on one device.
 
     Raises:
-        PlacerError: there is neither a placer nor a file of this name, or the placer needs a checkpoint.
-        PlacerError: two installed packages have a learned placer of the same name, or one has a name of Placeto's.
+        PlacerError: there is neither a placer nor a file of this name, or the placer needs a checkpoint; or two
+            installed packages have a learned placer of the same name, or one has a name of Placeto's.
         TrainingError: the file is no checkpoint.
     """
     from placeto.heuristics import HEURISTICS
@@ -214,8 +214,7 @@ def load_family(name: str) -> Any:
     """Return a graph family by its name.
 
     Raises:
-        PlacerError: no such family is installed.
-        PlacerError: a package offers something else under this name.
+        PlacerError: no such family is installed; or a package offers something else under this name.
     """
     if name not in families():
         known = ", ".join(families()) or "none is installed (pip install -e . in the source tree)"

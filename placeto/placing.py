@@ -74,9 +74,9 @@ class PlacedModel(PlacementResult):
                 They are not needed if the module was placed on devices of this machine.
 
         Raises:
-            RunError: there are more or fewer devices than the cluster has, or this machine lacks one of them.
-            RunError: a parameter or a buffer of the module is on "meta", where nothing can be run.
-            RunError: a placed step would not do what the module does, as `Capture.refusal` says.
+            RunError: there are more or fewer devices than the cluster has, or this machine lacks one of them; or a
+                parameter or a buffer of the module is on "meta", where nothing can be run; or a placed step would not
+                do what the module does, as `Capture.refusal` says.
         """
         from placeto.errors import RunError
         from placeto.runtime.executable import PlacedModule
@@ -157,11 +157,11 @@ def place(
     Raises:
         CaptureError: `model` is neither a module nor a graph, or the module can't be traced.
         PlacerError, ClusterError, CostsError: there is no such placer, cluster or cost model.
-        RunError, RunError: this machine lacks a device, or the module can't be run.
+        RunError: this machine lacks a device, or the module can't be run.
         PlanError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
-        PlacerError: a budget, a seed or an objective is invalid.
-        PlacerError: the objective is throughput for a step in micro-batches, or no split that fits was found.
-        PlacerError: the budget is too small to compare numbers of micro-batches.
+        PlacerError: a budget, a seed or an objective is invalid; or the objective is throughput for a step in
+            micro-batches, or no split that fits was found; or the budget is too small to compare numbers of
+            micro-batches.
         TypeError: `model` is a path, both or neither of `cluster` and `devices` are given, an argument is for modules
             alone and `model` is a graph, or another argument has a wrong type.
     """

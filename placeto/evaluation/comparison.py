@@ -124,8 +124,8 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
     PlacerSpec(label='anneal@10000', placer='anneal', simulations=10000, seconds=None)
 
     Raises:
-        PlacerError: an unknown placer, or a learned one without a checkpoint.
-        PlacerError: the text doesn't have this form, or asks for a pass of a placer that doesn't learn.
+        PlacerError: an unknown placer, or a learned one without a checkpoint; or the text doesn't have this form, or
+            asks for a pass of a placer that doesn't learn.
     """
     from placeto.heuristics import HEURISTICS
 

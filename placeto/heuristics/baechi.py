@@ -130,8 +130,9 @@ def favourite_children(
     """Find each op's favourite child, and how long its device waits for the child: a transfer over the mean link.
 
     The linear program is left out for graphs of more than `most_ops` ops or `_LP_PAIRS` x `most_ops` pairs, and has no
-    result if `seconds` are too short. Then pairs are taken in falling order of transfer time + upward rank of the
-    child, if neither the parent nor the child is in a pair yet.
+    result if `seconds` are too short, or after `_MOST_ITERATIONS` of the solver for each of its rows. Then pairs are
+    taken in falling order of transfer time + upward rank of the child, if neither the parent nor the child is in a pair
+    yet.
 
     Args:
         problem: what to place.

@@ -78,9 +78,8 @@ def find_policy(name: str) -> AnyPolicy:
     """Return what the learned placer of a name is made of.
 
     Raises:
-        PlacerError: no learned placer has this name.
-        PlacerError: the package that has it can't be used; or two packages have a learned placer of the same name,
-            or one has a name of Placeto's.
+        PlacerError: no learned placer has this name; or the package that has it can't be used; or two packages have a
+            learned placer of the same name, or one has a name of Placeto's.
     """
     others = _others()
     if name in POLICIES:

@@ -277,8 +277,7 @@ class Evaluator:
         """Penalised makespan in microseconds of a placement (N,) of ops, with an `order` (N,) as in `simulate`.
 
         Raises:
-            PlacementError: there isn't one device of the cluster for each op.
-            PlacementError: the order contradicts the graph.
+            PlacementError: there isn't one device of the cluster for each op; or the order contradicts the graph.
         """
         if order is None:
             return float(self._score_rows(np.asarray(placement)[None])[0])

@@ -166,9 +166,9 @@ def simulate(
 
     Raises:
         TypeError: `problem` is no `PlacementProblem`.
-        PlacementError: there isn't one device of the cluster for each op; the message says which devices are valid.
+        PlacementError: there isn't one device of the cluster for each op; the message says which devices are valid; or
+            the order is no permutation, or contradicts the graph; then the message names an op.
         PlanError: the plan is for another step.
-        PlacementError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
     if isinstance(placement, Plan):
         plan, placement = placement, placement.placement(problem)

@@ -24,8 +24,8 @@ def check_graphs(
 
     Raises:
         TrainingError: no problem to train on or to validate on, a cluster of one device, or a validation graph that is
-            a training graph, also one of the training of `initial`.
-        TrainingError: `initial` has something else in place of the names of its graphs.
+            a training graph, also one of the training of `initial`; or `initial` has something else in place of the
+            names of its graphs.
     """
     if not problems or (validation is not None and not validation):
         raise TrainingError(f"there is no graph to {'validate' if problems else 'train'} on")

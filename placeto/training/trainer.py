@@ -89,16 +89,14 @@ def train(
         The last logged number of each tensorboard tag.
 
     Raises:
-        TrainingError: a setting out of its range.
-        TrainingError: the tensorboard events can't be written.
-        TrainingError: no problem to train on or to validate on, a cluster of one device, a graph that is in both sets
-            (even with other names or another order of ops), a validation graph that `initial` was trained on, ranks
-            with different arguments or without an episode each,
-            numbers that are not finite, or a checkpoint that can't be written. The last checkpoint written stays.
+        TrainingError: a setting out of its range; or the tensorboard events can't be written; or no problem to train on
+            or to validate on, a cluster of one device, a graph that is in both sets (even with other names or another
+            order of ops), a validation graph that `initial` was trained on, ranks with different arguments or without
+            an episode each, numbers that are not finite, or a checkpoint that can't be written. The last checkpoint
+            written stays; or nothing to resume, or a checkpoint of another configuration or policy; or the other
+            processes can't be reached, or one of them ended.
         PlacerError: a cluster has more devices than the policy is made for.
         PlacetoError: another process trains in ``config.out``.
-        TrainingError: nothing to resume, or a checkpoint of another configuration or policy.
-        TrainingError: the other processes can't be reached, or one of them ended.
         Interruption: Ctrl-C or SIGTERM came; the iteration is finished, and all is written. It is a KeyboardInterrupt.
     """
     check_config(config, measured=measure is not None)

@@ -54,8 +54,7 @@ def profile(
             the costs also have what torch takes for a chunk of a pipeline, and for sums of gradients.
 
     Raises:
-        RunError: a step fails on a device.
-        RunError: `processes` is set, and a device is no core, or a process fails.
+        RunError: a step fails on a device; or `processes` is set, and a device is no core, or a process fails.
     """
     first = {device.kind: device for device in reversed(devices)}
     measured = {kind: measure(steps, device, seconds / len(first)) for kind, device in first.items()}

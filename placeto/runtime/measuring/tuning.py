@@ -92,7 +92,7 @@ def tune(
         report: called after each round.
 
     Raises:
-        RunError, RunError: an op fails.
+        RunError: an op fails.
     """
     began = time.perf_counter()
     made = profile([step], devices, _ON_PROFILE * seconds)
