@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
-import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from docs.field_texts import texts
 from placeto.problem.checks import adapter, record_of
 from placeto.training.config import RunConfig, default_config
 
@@ -62,27 +60,16 @@ def page() -> str:
 
 def _table(kind: type, settings: Any, prefix: str, required: typing.Collection[str] = ()) -> str:
     """A row for each setting: name, type, range, default, effect."""
-    effects, hints = dict(_effects(kind)), get_type_hints(kind)
+    effects, hints = texts(kind), get_type_hints(kind)
     schemas = adapter(record_of(kind)).json_schema()["properties"]
     lines = ["| setting | type | range | default | effect |", "|---|---|---|---|---|"]
     for field in fields(settings):
         name, value = f"{prefix}{field.name}", getattr(settings, field.name)
         span = _range(schemas[field.name])
         default = "must be given" if field.name in required else f"`{_shown(value)}`"
-        lines.append(f"| `{name}` | {_type(hints[field.name])} | {span} | {default} | {effects[field.name]} |")
+        effect = effects[field.name].replace("|", "\\|")
+        lines.append(f"| `{name}` | {_type(hints[field.name])} | {span} | {default} | {effect} |")
     return "\n".join([*lines, ""])
-
-
-def _effects(kind: type) -> Iterator[tuple[str, str]]:
-    """Each field of a dataclass, and of those that it inherits from, with the text below it."""
-    for base in reversed(kind.__mro__):
-        if is_dataclass(base):
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(tree, ast.ClassDef)
-            for field, text in pairwise(tree.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    assert isinstance(field.target, ast.Name)
-                    yield field.target.id, " ".join(str(ast.literal_eval(text.value)).split()).replace("|", "\\|")
 
 
 def _type(hint: Any) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from griffe import Attribute, Docstring, Extension, Object
 
+from docs.field_texts import comment_of
+
 
 class Comments(Extension):
     """Takes the comment beside a field, or above it, as its docstring, where it has none: its shape and unit."""
@@ -23,24 +25,6 @@ class Comments(Extension):
         """Called for each object that griffe has read."""
         if obj.docstring is not None:
             obj.docstring.value = with_fences(obj.docstring.value)
-
-
-def comment_of(lines: list[str], number: int) -> str:
-    """The comment at the end of a line, or else the lines of comments above it; "" if there is none.
-
-    >>> comment_of(["# of", "# a", "x: int = None  # type: ignore[assignment]", "y: int  # (N,)"], 2)
-    'Of a'
-    >>> comment_of(["x: int = None  # type: ignore[assignment]  # (N,) of b"], 0)
-    '(N,) of b'
-    """
-    code = re.sub(r"# type: ignore\[\S+\]", "", lines[number])
-    comment = code.partition("  # ")[2].strip(" #")
-    above: list[str] = []
-    while not comment and number > 0 and lines[number - 1].strip().startswith("# "):
-        number -= 1
-        above.insert(0, lines[number].strip()[2:])
-    comment = comment or " ".join(above)
-    return comment[:1].upper() + comment[1:]
 
 
 def with_fences(text: str) -> str:

@@ -125,7 +125,7 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
 
 
 def test_every_field_of_the_examples_is_described() -> None:
-    described = set(re.findall(r"`(\w+)`", FORMATS))
+    described = set(re.findall(r"`\"?(\w+)\"?`", FORMATS))
     names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
     names -= {"weight", "add", "v100", "k80", "h200", "cpu"}  # ops of the placement, kinds of device
     assert names - described == set()

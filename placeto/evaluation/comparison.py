@@ -50,27 +50,41 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Budget(Record):
+    """What a placer could use."""
+
+    simulations: Number | None  # None = no limit
+    seconds: Number | None  # None = no limit
+
+
 class RowRecord(OpenRecord):
     """The fields of a row that are read; rows of experiments have more fields."""
 
-    graph: Text
-    cluster: Text
-    placer: Text
-    seed: Index
-    makespan_us: Number
-    relative: Annotated[float, Field(strict=True, ge=0.0)]  # infinite if one device takes no time
-    lower_bound_us: Number
-    fits: Flag
-    simulations: Number
-    seconds: Number
+    graph: Text  # name of the graph
+    cluster: Text  # name of the cluster
+    placer: Text  # name of the placer
+    seed: Index  # seed of the placer's random choices
+    makespan_us: Number  # makespan of the best placement found
+    relative: Annotated[float, Field(strict=True, ge=0.0)]
+    """`makespan_us` / makespan with all ops on the best single device; infinite if that one takes no time."""
+    lower_bound_us: Number  # no placement is faster
+    fits: Flag  # whether no device exceeds its memory
+    simulations: Number  # how many simulations the placer made
+    seconds: Number  # how long it took
+    costs: NotRequired[Text]  # name of the cost model. Default: unknown
+    dispatch: NotRequired[Text]  # the dispatch. Default: unknown
+    budget: NotRequired[Budget | None]
+    """The `simulations` and `seconds` that the placer could use, each a number or null. Default: unknown"""
     key: NotRequired[Text | None]
-    history: NotRequired[list[tuple[Number, Number, Number]]]  # simulations, seconds, makespan
+    """Key of everything that decides the row; a row with the same key is not made again. Default: made again"""
+    history: NotRequired[list[tuple[Number, Number, Number]]]
+    """`[simulations, seconds, makespan_us]` for each improvement (`--curve`). Default: no curve"""
 
 
 class EvaluationRecord(Record):
     """The content of an evaluation file."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]]  # one for each placement that was made of a graph
 
 
 @dataclass(frozen=True)

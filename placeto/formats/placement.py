@@ -35,24 +35,29 @@ PLANS = "placeto.plan/2", "placeto.plan/1"  # files with a placement in one of t
 class PlacementFile:
     """The content of a placement file. A field that is None isn't in the file."""
 
-    placement: dict[Text, Text]  # op name -> device name
+    placement: dict[Text, Text]  # op name -> device name, with every op of the graph and no other
     graph_hash: Text | None = None
-    cluster: Text | None = None  # name of the cluster
-    costs: Text | None = None  # name of the cost model, which has a hash of its data
+    """SHA-256 of the graph, 64 hex digits; another graph is then refused. Default: not checked"""
+    cluster: Text | None = None  # name of the cluster. Default: unknown
+    costs: Text | None = None  # name of the cost model of `makespan_us`, which has a hash of its data. Default: unknown
     dispatch: Dispatch | None = None
-    """The dispatch with which `makespan_us` was simulated: see `placeto.problem.dispatch`."""
-    makespan_us: Number | None = None
-    fits: Flag | None = None
-    peak_memory: dict[Text, Size] = field(default_factory=dict)  # device name -> bytes
+    """The dispatch of `makespan_us`: one of the cluster's values, or "list" for the field `order`. Default: the
+    cluster's"""
+    makespan_us: Number | None = None  # simulated makespan. Default: unknown
+    fits: Flag | None = None  # whether no device exceeds its memory. Default: unknown
+    peak_memory: dict[Text, Size] = field(default_factory=dict)  # device name -> its peak in bytes. Default: `{}`
     whole_modules: list[Text] | None = None
-    """Paths of the modules that were kept whole in addition to the blocks; None = any module could be divided."""
-    placer: Text | None = None
-    simulations: Index | None = None
-    seconds: Number | None = None
+    """Paths of the modules that were kept whole in addition to the blocks of the model; the report then compares with
+    such placements. Default: any module could be divided"""
+    placer: Text | None = None  # name of the placer. Default: unknown
+    simulations: Index | None = None  # how many simulations it made. Default: unknown
+    seconds: Number | None = None  # how long it took. Default: unknown
     order: dict[Text, list[Text]] | None = None
-    """Device name -> names of its ops, in the order in which they start."""
+    """Device name -> its ops, in the order in which they start; it must not contradict the graph. If devices keep
+    strictly to it, links send what is ready first, and not what is most urgent, so that the step can take longer than
+    `makespan_us`. Default: by dispatch"""
     plan: PlanRecord | None = None
-    """The plan whose placement it is: see `placeto.problem.step.plan_files`; None for a free placement."""
+    """The plan whose placement it is; exports of pipelines take the plan. Default: a free placement"""
 
     def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """Return the device index of each op, (N,) int64, in the order of ``graph.op_names``.

@@ -28,19 +28,23 @@ if TYPE_CHECKING:
 class PlanFile:
     """The content of a plan file."""
 
-    kind: Text  # such as "pipeline"
+    kind: Text  # the way, such as "pipeline"
     shape: Text  # such as "2 stages x 4"
-    micro_batches: Count
+    micro_batches: Count  # into how many the batch is split
     order: Text  # in which a device runs its ops: a dispatch, "own list" or "program"
     run_by: Text  # the tool whose step is simulated
-    batch: Count  # number of samples in a step
-    step_us: Number  # simulated, as that tool runs it
-    memory: Mapping[Text, Size]  # bytes by category, of the fullest device
-    room: Size  # bytes of memory that this device has
-    fits: Flag
-    cluster_hash: Text
-    plan: PlanRecord | None = None  # None for a free placement
-    placement: PlacementFile | None = None  # without the plan; None: see above
+    batch: Count  # samples of a step
+    step_us: Number  # time of a step, as the tool of `run_by` runs it
+    memory: Mapping[Text, Size]
+    """What the fullest device holds (the one that uses the largest share of its memory), in bytes of `weights`,
+    `gradients`, `optimizer`, `activations` and `received`."""
+    room: Size  # bytes of memory of that device, less what `--headroom` keeps free
+    fits: Flag  # whether the step fits all devices
+    cluster_hash: Text  # SHA-256 of the cluster, 64 hex digits; another cluster is refused
+    plan: PlanRecord | None = None  # stages, replicas and micro-batches. Default: the way is a free placement
+    placement: PlacementFile | None = None
+    """A placement, whose `makespan_us` and `peak_memory` are those in Placeto's own runtime. Default: the way shards
+    gradients, as FSDP does, so that no op has a device"""
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.

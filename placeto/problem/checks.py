@@ -100,11 +100,14 @@ def record_type(name: str, required: Mapping[str, Any], optional: Mapping[str, A
 
 @cache
 def record_of(kind: type, /, **optional: Any) -> Any:
-    """Return the class of records with the fields of a dataclass; those with defaults, and `optional`, are optional."""
+    """Return the class of records with the fields of a dataclass.
+
+    Fields with defaults are optional, and so are those in `optional`, which have the types that are given there.
+    """
     hints, required = get_type_hints(kind, include_extras=True), dict[str, Any]()
     for field in fields(kind):
         needed = field.default is MISSING and field.default_factory is MISSING and field.name not in optional
-        (required if needed else optional)[field.name] = hints[field.name]
+        (required if needed else optional).setdefault(field.name, hints[field.name])
     return record_type(kind.__name__, required, optional)
 
 

@@ -51,9 +51,13 @@ class LinkFields(Record, total=False):
     """How a cluster sends tensors, and which op a device runs next."""
 
     transfers: Annotated[str, OneOf(TRANSFERS)]
+    """Unicast: a tensor is sent once to each device that needs it. Broadcast: a tensor is sent once to all, in the time
+    of the slowest. Default: `"unicast"`"""
     link: Annotated[str, OneOf(LINKS)]
-    link_gap_us: Number
-    dispatch: Dispatch
+    """Egress: each device sends through one queue. Pair: each device has one queue to each other device. Free:
+    transfers never wait. Default: `"egress"`"""
+    link_gap_us: Number  # how long a link stays busy after each delivery. Default: 0
+    dispatch: Dispatch  # which of its ready ops a device runs next; see below. Default: `"priority"`
 
 
 class _Fields(LinkFields, total=False):
@@ -70,12 +74,12 @@ class Device:
             bytes, or `flops` has no peak of float32; the message names device and field.
     """
 
-    name: Name
-    kind: Text  # devices of one kind share measured op times
-    flops: Peaks  # peak FLOP/s: one number for all dtypes, or dtype -> peak
+    name: Name  # a name that is unique in the cluster
+    kind: Text  # devices of one kind have the same measured times
+    flops: Peaks  # peak FLOP/s: one number for all dtypes, or one for each dtype
     memory_bandwidth: Positive  # bytes/s
     memory: Memory  # bytes
-    overhead_us: Number = 0.0  # the device stays busy for this long after each op of non-zero cost
+    overhead_us: Number = 0.0  # how long the device stays busy after each op that takes time
 
     def __post_init__(self) -> None:
         check_fields(self, ClusterError, f"devices[{quote(self.name)}]")

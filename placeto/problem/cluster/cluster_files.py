@@ -25,12 +25,20 @@ from placeto.problem.cluster.topology import MOST_DEVICES, Topology
 from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import quote, within
 
-_Devices = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)]
-DeviceRecord = record_of(Device, kind=Text, count=_Devices)
+_ALIKE = "number of equal devices, which are called `name:0`, `name:1` and so on. Default: one device, called `name`"
+_Devices = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES, description=_ALIKE)]
+_Kind = Annotated[Text, Field(json_schema_extra={"default": "gpu"})]
+_Names = Annotated[list[Text], Field(description="names of the devices that it leads from, or to")]
+DeviceRecord = record_of(Device, kind=_Kind, count=_Devices)
 SharedLinkRecord = record_type(
     "SharedLinkRecord",
-    {"name": Text, "bandwidth": Positive, "from": list[Text], "to": list[Text]},
-    {"latency_us": Number},
+    {
+        "name": Annotated[Text, Field(description="name of the link")],
+        "bandwidth": Annotated[Positive, Field(description="bytes/s")],
+        "from": _Names,
+        "to": _Names,
+    },
+    {"latency_us": Annotated[Number, Field(description="is added to the latency of the pairs. Default: 0")]},
 )
 TopologyRecord = record_of(Topology)
 
@@ -38,14 +46,25 @@ TopologyRecord = record_of(Topology)
 class ClusterRecord(LinkFields, total=False):
     """The content of a cluster file."""
 
-    name: Text
+    name: Text  # name of the cluster; not part of its hash. Default: the file's name
     devices: Required[Annotated[list[DeviceRecord], Field(min_length=1)]]  # type: ignore[valid-type]
+    """At least one device."""
     topology: TopologyRecord  # type: ignore[valid-type]
+    """Hosts and islands, in place of `bandwidth` and `latency_us`. Default: `bandwidth` must be given"""
     bandwidth: Any
-    latency_us: Any
+    """Bytes/s: a D x D matrix for D devices, from row to column, or one number for all pairs; the diagonal is ignored.
+    Default: `topology` must be given"""
+    latency_us: Any  # a D x D matrix, or one number. Default: 0
     shared_links: list[SharedLinkRecord]  # type: ignore[valid-type]
+    """Links that several pairs of devices share, such as network cards; not with free links or broadcasts.
+    Default: `[]`"""
     price_per_hour: Number
+    """Price of all devices together, in any currency; not part of the hash. `placeto compare` prints what a step costs.
+    Default: no price"""
     hosts: list[Index]
+    """The number of each device's host, from 0. In micro-batches, a host sums the gradients of its devices before it
+    sends them to another host, and a parameter crosses to another host once. `topology` also says which devices share
+    a host. Default: all on one host"""
 
 
 _LEAST = 1e6

@@ -48,8 +48,8 @@ class Link:
         ClusterError: a number is not finite, bandwidth is not positive, or latency is negative.
     """
 
-    bandwidth: Positive  # bytes/s, one direction
-    latency_us: Number = 0.0
+    bandwidth: Positive  # bytes/s, in one direction
+    latency_us: Number = 0.0  # microseconds, in one direction
 
     def __post_init__(self) -> None:
         check_fields(self, ClusterError, "link")
@@ -66,16 +66,15 @@ class Topology:
         ClusterError: no host, a host without islands, a size that is not a positive integer, or a missing link.
     """
 
-    hosts: Annotated[
-        tuple[Islands, ...], Field(min_length=1)
-    ]  # per host, the sizes of its islands, in the order of the devices
-    island: Link | None = None  # within an island, e.g. NVLink
-    host: Link | None = None  # between islands of one host, e.g. PCIe
-    network: Link | None = None  # between hosts
-    switch: Link | None = None  # shared by transfers that leave an island, and by those that enter it
-    bridge: Link | None = None  # shared by transfers from an island to the others of its host
-    card: Link | None = None  # shared by transfers that leave a host over one of its cards, and by those that enter it
-    cards: Count = 1  # number of network cards of each host
+    hosts: Annotated[tuple[Islands, ...], Field(min_length=1)]
+    """For each host the sizes of its islands; the devices fill them in their order."""
+    island: Link | None = None  # between two devices of one island, such as NVLink
+    host: Link | None = None  # between two islands of one host, such as PCIe
+    network: Link | None = None  # between two hosts
+    switch: Link | None = None  # shared link: the way out of an island, and the way in
+    bridge: Link | None = None  # shared link: the way from an island to the other islands of its host
+    card: Link | None = None  # shared link: a network card of a host
+    cards: Count = 1  # number of network cards of each host; the devices of a host belong to its cards in turn
 
     def __post_init__(self) -> None:
         check_fields(self, ClusterError, "topology")

@@ -287,23 +287,36 @@ def _ordered(ratios: tuple[float, float]) -> tuple[float, float]:
 class EntryRecord(OpenRecord):
     """The efficiency of a kind of op on a device in a dtype."""
 
-    device: Text
+    device: Text  # kind of device, or `*`: any GPU that has no entry for this kind of op
     dtype: Annotated[str, OneOf((*DTYPES, ANY))]
+    """Dtype of ops, or `*`: all dtypes without an entry. If there is neither, tf32 and bfloat16 take the entry of
+    float16, and float16 takes that of bfloat16. On a device without a peak for tf32, tf32 is float32. Next comes the
+    plainer kind of op (below), then float32."""
     kind: Text
-    compute: Positive
-    memory: Positive
-    fixed_us: Number
+    """Kind of op, as `op_kind` of `placeto/problem/costs/efficiency.py` computes it from `type` and `kernel`.
+    `channels_last_` before the name of a convolution means channels last."""
+    compute: Positive  # share of the peak
+    memory: Positive  # share of the memory bandwidth
+    fixed_us: Number  # time of each op, however small. It includes the device's `overhead_us`, which is subtracted
     slope: NotRequired[Annotated[float, Field(strict=True, ge=-1.0, le=1.0)]]
+    """How the share of the peak grows with r. Default: 0"""
     ratios: NotRequired[Annotated[tuple[Positive, Positive], AfterValidator(_ordered)]]
+    """Smallest and largest r that were measured; outside of this range, the nearest of the two is taken. Default: `[1,
+    1]`"""
 
 
 class EfficiencyRecord(OpenRecord):
     """The content of a table of efficiencies."""
 
     constant: Positive
+    """Share of the roofline's speed, for CPUs (kinds of device that begin with `cpu`) and for kinds of op that were
+    measured on no device."""
     constants: NotRequired[dict[Text, Positive]]
+    """Kind of device -> a constant of its own, in place of entries. Default: `{}`"""
     same: NotRequired[dict[Text, Text]]
+    """Kind of device -> another kind with the same chip, whose entries it takes where it has none. Default: `{}`"""
     entries: list[EntryRecord]
+    """The entries. Other fields of the file and of entries, such as `sources` and errors, are not read."""
 
 
 def load_efficiency(path: str | Path) -> Efficiency:

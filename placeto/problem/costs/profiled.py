@@ -35,10 +35,10 @@ OTHERS = "*"  # the op type of the fit of all types together
 class OpCost:
     """One op signature, and its measured times."""
 
-    signature: Text
-    type: Text
-    flops: Number
-    bytes_accessed: Number
+    signature: Text  # key of the op's time: op, shapes, strides, dtypes, arguments
+    type: Text  # type of the op
+    flops: Number  # its work in FLOPs
+    bytes_accessed: Number  # bytes that it reads and writes
     time_us: dict[Text, Number]  # kind of device -> microseconds
 
 
@@ -47,9 +47,9 @@ class OpCost:
 class Fit:
     """Time of an op that wasn't measured: ``fixed_us + us_per_flop * flops + us_per_byte * bytes_accessed``."""
 
-    fixed_us: Number
-    us_per_flop: Number
-    us_per_byte: Number
+    fixed_us: Number  # microseconds of each op
+    us_per_flop: Number  # microseconds of each FLOP
+    us_per_byte: Number  # microseconds of each byte
 
     def time_us(self, flops: float, bytes_accessed: float) -> float:
         """Microseconds of an op; infinite if they exceed all floats."""
@@ -110,23 +110,23 @@ class Profiled:
 class StepRecord(Record):
     """How well a step is predicted."""
 
-    name: Text
-    kind: Text
-    signatures: Number
-    held_out_error: Number | None
-    predicted_us: Number
-    measured_us: Number
-    eager_us: NotRequired[Number | None]
+    name: Text  # name of the graph
+    kind: Text  # kind of device
+    signatures: Number  # number of its signatures
+    held_out_error: Number | None  # median error of fits that were made without the step
+    predicted_us: Number  # sum of the times of its ops
+    measured_us: Number  # time of the step, op by op
+    eager_us: NotRequired[Number | None]  # time of the step as torch runs it. Default: not measured
 
 
 class CostsRecord(Record):
     """The content of a file of measured costs."""
 
-    torch: Text
-    machine: NotRequired[Text]
-    steps: NotRequired[list[StepRecord]]
-    fits: dict[Text, dict[Text, Fit]]  # kind of device -> op type -> fit
-    ops: list[OpCost]
+    torch: Text  # torch version that was measured, without its build. The installed version must be the same
+    machine: NotRequired[Text]  # description of the machine in words. Default: `""`
+    steps: NotRequired[list[StepRecord]]  # what was run, for the reader. Default: `[]`
+    fits: dict[Text, dict[Text, Fit]]  # kind of device -> op type, or `*` for all other types -> fit
+    ops: list[OpCost]  # the measured ops
 
 
 def load_profiled(path: str | Path) -> Profiled:

@@ -17,9 +17,10 @@ from placeto.problem.messages import quote, within
 class GraphRecord(Record, total=False):
     """The content of a graph file; the ops are checked by `ComputationGraph.from_ops`."""
 
-    name: Text
+    name: Text  # name of the graph; not part of its hash. Default: the file's name
     mode: Annotated[str, OneOf(MODES)]
-    ops: Required[list[Any]]
+    """In training, parameters have gradients and optimizer state. Default: `"training"`"""
+    ops: Required[list[Any]]  # at least one op, in any order; cycles are refused
 
 
 def load_graph(path: str | Path) -> ComputationGraph:

@@ -22,6 +22,7 @@ class Column(NamedTuple):
 
     key: str  # in op records
     kind: Any  # the type of the value in a record
+    meaning: str  # of the value in a record, for docs/file-formats.md
     usual: Any  # the value of ops whose records lack it
     dtype: type[np.generic] | None = None  # of the array (N,); None = a tuple
 
@@ -37,23 +38,72 @@ class Column(NamedTuple):
 _MicroBatch = Annotated[Index | None, AfterValidator(lambda number: NO_MICRO_BATCH if number is None else number)]
 _Names = tuple[Text, ...]
 COLUMNS = {
-    "op_types": Column("type", Text, "op"),
-    "flops": Column("flops", Number, 0.0, np.float64),
-    "bytes_accessed": Column("bytes_accessed", Number, 0.0, np.float64),
-    "param_bytes": Column("param_bytes", Size, 0, np.int64),
-    "modules": Column("module", Text, ""),
-    "micro_batches": Column("micro_batch", _MicroBatch, NO_MICRO_BATCH, np.int64),
-    "dtypes": Column("dtype", Annotated[str, OneOf(DTYPES)], LABELS["dtypes"]),
-    "kernels": Column("kernel", Annotated[str, OneOf(KERNELS)], LABELS["kernels"]),
-    "passes": Column("pass", Annotated[str, OneOf(PASSES)], LABELS["passes"]),
-    "signatures": Column("signature", Text, ""),
-    "module_tensors": Column("tensors", _Names, ()),
-    "module_inputs": Column("reads", _Names, ()),
-    "gradient_of": Column("gradient_of", Text, ""),
+    "op_types": Column("type", Text, "what it computes, such as `aten.mm`; costs, pictures and placers use it", "op"),
+    "flops": Column("flops", Number, "its work in FLOPs", 0.0, np.float64),
+    "bytes_accessed": Column("bytes_accessed", Number, "bytes that it reads and writes", 0.0, np.float64),
+    "param_bytes": Column("param_bytes", Size, "bytes of the parameters that stay on its device", 0, np.int64),
+    "modules": Column(
+        "module", Text, "path of the `nn.Module` that it comes from, with at most 400 parts; grouping uses it", ""
+    ),
+    "micro_batches": Column(
+        "micro_batch",
+        _MicroBatch,
+        "number of its micro-batch, from 0. Default: it belongs to all",
+        NO_MICRO_BATCH,
+        np.int64,
+    ),
+    "dtypes": Column(
+        "dtype",
+        Annotated[str, OneOf(DTYPES)],
+        "what it computes in; `tf32` are float32 products on tensor cores",
+        LABELS["dtypes"],
+    ),
+    "kernels": Column(
+        "kernel",
+        Annotated[str, OneOf(KERNELS)],
+        "for a convolution: whether it takes groups of channels, or each channel by itself (depthwise), and whether "
+        'channels are the innermost dimension (last). `"dropout"`: the op is a part of the one kernel that GPUs run '
+        "for dropout in each direction",
+        LABELS["kernels"],
+    ),
+    "passes": Column(
+        "pass",
+        Annotated[str, OneOf(PASSES)],
+        "the part of the step that it belongs to. Recomputation: an activation is computed again in the backward "
+        "pass. Default: unknown",
+        LABELS["passes"],
+    ),
+    "signatures": Column(
+        "signature",
+        Text,
+        "key of the op's time in measured costs: op, shapes, strides, dtypes, arguments. Not part of the hash. "
+        "Default: not looked up",
+        "",
+    ),
+    "module_tensors": Column(
+        "tensors",
+        _Names,
+        "for types `parameter` and `buffer`: its other names in the module. For other ops: the buffers that they read; "
+        "with one of these ops also the tensors that no op reads. For exports; not part of the hash",
+        (),
+    ),
+    "module_inputs": Column(
+        "reads",
+        _Names,
+        "inputs of the module that an op of the forward pass reads. For exports; not part of the hash",
+        (),
+    ),
+    "gradient_of": Column(
+        "gradient_of",
+        Text,
+        "for the ops that add up the gradient of a parameter over micro-batches, and for the op of type `gradient` at "
+        "their end: the name of the parameter. Not part of the hash. Default: none",
+        "",
+    ),
 }
 """Name of the field -> the column. `trained_bytes` and `state_bytes` aren't among them: what is usual of them depends
 on other fields."""
-_TAKEN = COLUMNS | {key: Column(key, Size, 0, np.int64) for key in ("trained_bytes", "state_bytes")}
+_TAKEN = COLUMNS | {key: Column(key, Size, "", 0, np.int64) for key in ("trained_bytes", "state_bytes")}
 
 
 def taken(

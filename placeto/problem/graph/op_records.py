@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from placeto.errors import GraphError
 from placeto.problem.checks import Index, Number, Size, Text, checked, record_type
@@ -21,19 +21,47 @@ from placeto.problem.messages import quote
 _ALWAYS = ("type", "flops", "bytes_accessed", "param_bytes")  # keys that records of a graph also have where it is usual
 _Input = tuple[Text, Index]  # name of an op, and number of one of its outputs
 _Label = Annotated[Text | Index | None, AfterValidator(lambda label: None if label is None else str(label))]
+
+
+def _told(kind: Any, meaning: str, **default: Any) -> Any:
+    """A type of fields, with what a field means in docs/file-formats.md."""
+    return Annotated[kind, Field(description=meaning, json_schema_extra=default)]
+
+
 OpRecord = record_type(
     "OpRecord",
-    {"name": Text},
+    {"name": _told(Text, "a name that is unique in the graph")},
     {
-        **{column.key: column.kind for column in COLUMNS.values()},
-        "outputs": list[Size],
-        "inputs": list[_Input],
-        "colocation": _Label,
-        "time_us": dict[Text, Number],
-        "trained_bytes": Size | None,
-        "state_bytes": Size | None,
-        "resident_outputs": list[Index] | None,
-        "held": list[_Input],
+        **{column.key: _told(column.kind, column.meaning, default=column.usual) for column in COLUMNS.values()},
+        "outputs": _told(list[Size], "bytes of each tensor that it makes, in order. Default: `[]`"),
+        "inputs": _told(
+            list[_Input], "the tensors that it reads, each as `[op name, index of that op's output]`. Default: `[]`"
+        ),
+        "colocation": _told(_Label, "ops with the same value stay on one device. Default: free"),
+        "time_us": _told(
+            dict[Text, Number],
+            "measured time on each kind of device; `*` stands for all other kinds. Default: by the cost model",
+        ),
+        "trained_bytes": _told(
+            Size | None,
+            "bytes of those of its parameters that are trained. Default: in training `param_bytes`, in inference 0",
+        ),
+        "state_bytes": _told(
+            Size | None,
+            "bytes of their gradients and optimizer state. Default: 3 times `trained_bytes`: gradient and Adam's two "
+            "moments",
+        ),
+        "resident_outputs": _told(
+            list[Index] | None,
+            "indices of the outputs that are a parameter or its gradient; their memory is counted with the parameter. "
+            "Default: `[0]` for type `parameter`",
+        ),
+        "held": _told(
+            list[_Input],
+            "which of its own outputs a variable or autograd keeps beyond their last use, each as `[op name, index of "
+            "the output]`. The output is kept until the op of that name ends, if both ops are on one device. Not part "
+            "of the hash. Default: `[]`",
+        ),
     },
 )
 _USUAL: dict[str, Any] = {

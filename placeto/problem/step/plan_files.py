@@ -24,25 +24,30 @@ _CHUNK = re.compile(r"(\d{1,9})([FIWB])(\d{1,9})")
 class ReplicaRecord(Record):
     """A replica of a stage."""
 
-    device: Text
-    micro_batches: list[Index]
+    device: Text  # name of its device
+    micro_batches: list[Index]  # numbers of the micro-batches that the device takes
 
 
 class StageRecord(Record, total=False):
     """A stage of a plan."""
 
-    first_layer: Required[Index]
-    replicas: Required[list[ReplicaRecord]]
+    first_layer: Required[Index]  # number of its first layer; the first stage has 0
+    replicas: Required[list[ReplicaRecord]]  # its replicas
     sharding: Annotated[int, Field(strict=True, ge=0, le=max(SHARDED))]
+    """What its replicas share out, as in ZeRO: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights.
+    Default: 0"""
 
 
 class PlanRecord(Record, total=False):
     """A plan, with the names of its devices."""
 
-    layers: Required[Count]
-    stages: Required[list[StageRecord]]
-    whole_modules: Flag
+    layers: Required[Count]  # number of layers of the model; a plan for another number of layers is refused
+    stages: Required[list[StageRecord]]  # the stages, in the order of the layers
+    whole_modules: Flag  # whether modules that are called more than once stay in one layer. Default: `false`
     chunks: dict[Text, list[Text]]
+    """Device name -> its chunks, in the order in which it runs them. `1F2` is the forward pass of stage 1 for
+    micro-batch 2. `B` is a backward pass, `I` its part for inputs and `W` its part for weights. Default: the order of
+    ops decides"""
 
 
 def plan_document(plan: Plan, cluster: Cluster) -> PlanRecord:
