@@ -14,7 +14,7 @@ from typing import Any
 
 from docs.field_texts import texts
 from placeto.evaluation import comparison
-from placeto.formats import placement, plan
+from placeto.formats import placement
 from placeto.problem.checks import adapter, record_of
 from placeto.problem.cluster import cluster, cluster_files, topology
 from placeto.problem.costs import efficiency, profiled
@@ -27,7 +27,7 @@ RECORDS = {
     graph.FORMAT: graph_files.GraphRecord,
     cluster.FORMAT: cluster_files.ClusterRecord,
     placement.FORMAT: record_of(placement.PlacementFile),
-    placement.PLANS[0]: record_of(plan.PlanFile),
+    placement.PLANS[0]: record_of(placement.PlanFile),
     comparison.FORMAT: comparison.EvaluationRecord,
     profiled.FORMAT: profiled.CostsRecord,
     efficiency.FORMAT: efficiency.EfficiencyRecord,
@@ -39,7 +39,13 @@ ITEMS = {  # the items of a list that are checked by themselves: format -> the l
 _CLASSES: tuple[Any, ...] = (  # those whose source has texts; other records have them in their types
     graph_files.GraphRecord,
     *(cluster_files.ClusterRecord, cluster.Device, topology.Topology, topology.Link),
-    *(placement.PlacementFile, plan.PlanFile, plan_files.PlanRecord, plan_files.StageRecord, plan_files.ReplicaRecord),
+    *(
+        placement.PlacementFile,
+        placement.PlanFile,
+        plan_files.PlanRecord,
+        plan_files.StageRecord,
+        plan_files.ReplicaRecord,
+    ),
     *(comparison.EvaluationRecord, comparison.RowRecord, comparison.Budget),
     *(profiled.CostsRecord, profiled.OpCost, profiled.Fit, profiled.StepRecord),
     *(efficiency.EfficiencyRecord, efficiency.EntryRecord),

@@ -8,6 +8,11 @@ from typing import Any
 class PlacetoError(ValueError):
     """What can't be done as asked, such as a file that another process is writing to."""
 
+    def __str__(self) -> str:
+        """The message in one line, with control characters and marks of direction spelled out: names may hold any."""
+        line = " ".join(super().__str__().splitlines())
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
 
 class UsageError(PlacetoError):
     """Arguments of a command that don't make sense."""

@@ -17,7 +17,7 @@ from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
-from placeto.problem.messages import quote
+from placeto.problem.messages import listed, quote
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
@@ -87,7 +87,7 @@ class PlacedModel(PlacementResult):
         _check_devices(devices)
         names, cluster = devices or self.local, self.problem.cluster
         if len(names) != cluster.num_devices:
-            wanted = f"{cluster.num_devices} devices of this machine, for {', '.join(cluster.device_names)}"
+            wanted = f"{cluster.num_devices} devices of this machine, for {listed(cluster.device_names)}"
             raise RunError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
             if tensor.is_meta:

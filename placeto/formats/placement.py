@@ -1,18 +1,21 @@
 """Placement files (format "placeto.placement/1"): which op runs on which device, and what that costs.
 
+A plan file can be given in place of a placement file, so that the class of its content is here as well.
+
 Legend: N ops, D devices.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from placeto.errors import PlacementError
-from placeto.problem.checks import Flag, Index, Number, Size, Text, read_document, record_of
+from placeto.problem.checks import Count, Flag, Index, Number, Size, Text, read_document, record_of
 from placeto.problem.cluster.cluster import Dispatch
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.json_files import check_json_name, read_json, write_json
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
     from placeto.simulator.evaluator import PlacementResult
 
-__all__ = ["PlacementError", "PlacementFile", "load_placement", "save_placement"]
+__all__ = ["PlacementError", "PlacementFile", "PlanFile", "load_placement", "save_placement"]
 
 FORMAT = "placeto.placement/1"
-PLANS = "placeto.plan/2", "placeto.plan/1"  # files with a placement in one of their fields: see `formats.plan`
+PLANS = "placeto.plan/2", "placeto.plan/1"  # the first is written
 
 
 @dataclass(frozen=True)
@@ -161,46 +164,86 @@ class PlacementFile:
         return "both have the same ops, so that sizes differ, such as the batch, or the precision or the optimizer"
 
 
+@dataclass(frozen=True)
+class PlanFile:
+    """The content of a plan file."""
+
+    kind: Text  # the way, such as "pipeline"
+    shape: Text  # such as "2 stages x 4"
+    micro_batches: Count  # into how many the batch is split
+    order: Text  # in which a device runs its ops: a dispatch, "own list" or "program"
+    run_by: Text  # the tool whose step is simulated
+    batch: Count  # samples of a step
+    step_us: Number  # time of a step, as the tool of `run_by` runs it
+    memory: Mapping[Text, Size]
+    """What the fullest device holds (the one that uses the largest share of its memory), in bytes of `weights`,
+    `gradients`, `optimizer`, `activations` and `received`."""
+    room: Size  # bytes of memory of that device, less what `--headroom` keeps free
+    fits: Flag  # whether the step fits all devices
+    cluster_hash: Text  # SHA-256 of the cluster, 64 hex digits; another cluster is refused
+    plan: PlanRecord | None = None  # stages, replicas and micro-batches. Default: the way is a free placement
+    placement: PlacementFile | None = None
+    """A placement, whose `makespan_us` and `peak_memory` are those in Placeto's own runtime. Default: the way shards
+    gradients, as FSDP does, so that no op has a device"""
+
+    def check_cluster(self, cluster: Cluster) -> None:
+        """Refuse a cluster other than the plan's.
+
+        Raises:
+            PlacementError: the hash of the cluster isn't the one in the plan.
+        """
+        if cluster.hash != self.cluster_hash:
+            theirs, ours = quote(self.cluster_hash[:12]), quote(cluster.hash[:12])
+            what = f"the plan is for another cluster: its hash begins with {theirs}, and with {ours} on"
+            named = "" if self.placement is None else f", {quote(self.placement.cluster)}"
+            raise PlacementError(f"{what} {quote(cluster.name)}; give the plan's cluster{named}, or plan again")
+
+    def placement_with_plan(self) -> PlacementFile:
+        """Return the placement, with the plan that it is of.
+
+        Raises:
+            PlacementError: the file has no placement.
+        """
+        if self.placement is None:
+            what = f"its way, {quote(self.kind)}, shards parameters, so that no op has a device"
+            how = f"run it with {quote(self.run_by)}, or make a placement with `placeto place -o`"
+            raise PlacementError(f"{what}: {how}")
+        return self.placement if self.plan is None else replace(self.placement, plan=self.plan)
+
+
 def load_placement(path: str | Path) -> PlacementFile:
     """Read a placement file, or the placement of a plan file; `PlacementFile.devices` turns it into an array.
 
     Raises:
-        PlacementError: the file is neither of the two, or a plan without a placement; the message names the file.
+        PlacementError: the file is neither of the two, has a wrong field, or is a plan without a placement; the message
+            names the file and the field.
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
     with within(PlacementError, path):
-        return placement_of(placement_in(document))
+        plan = plan_file_of(document)
+        return placement_of(document) if plan is None else plan.placement_with_plan()
 
 
-def plan_format(document: Any) -> str | None:
-    """Return the format of a plan file's document; None if it is no plan file.
+def plan_file_of(document: Any) -> PlanFile | None:
+    """Return the plan file that a JSON document holds; None if it has another format.
 
     Raises:
-        PlacementError: it is a plan file of a version that isn't read.
+        PlacementError: it is of a version that isn't read, or has a wrong field; the message names the field.
     """
     form = document.get("format") if isinstance(document, dict) else None
     if not isinstance(form, str) or not form.startswith("placeto.plan/"):
         return None
     if form not in PLANS:
         raise PlacementError(f"{quote(form)} is a version that this Placeto doesn't read: it reads {listed(PLANS)}")
-    return form
-
-
-def placement_in(document: Any) -> Any:
-    """Return the document of a placement that stands in that of a plan file, with its plan; other documents as is.
-
-    Raises:
-        PlacementError: the file of the plan has no placement.
-    """
-    if plan_format(document) is None:
-        return document
-    placement, plan = document.get("placement"), document.get("plan")
-    if placement is None and plan is not None:
-        what = f"its way, {quote(document.get('kind'))}, shards parameters, so that no op has a device"
-        how = f"run it with {quote(document.get('run_by'))}, or make a placement with `placeto place -o`"
-        raise PlacementError(f"{what}: {how}")
-    return placement if plan is None or not isinstance(placement, dict) else {**placement, "plan": plan}
+    values = dict(document)
+    if values.get("placement") is not None:
+        with within(PlacementError, "placement"):
+            values["placement"] = placement_of(values["placement"])
+    file = PlanFile(**read_document(values, form, "a plan", record_of(PlanFile), PlacementError))
+    if file.plan is None and file.placement is None:
+        raise PlacementError("the file needs a plan or a placement, and has neither: plan again")
+    return file
 
 
 def placement_of(document: Any) -> PlacementFile:

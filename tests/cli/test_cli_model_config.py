@@ -9,7 +9,7 @@ import torch
 
 from placeto.capture.trace import capture_training
 from placeto.cli.shared.model_config import ModelOptions, can_checkpoint, checkpoint, is_config
-from placeto.errors import UsageError
+from placeto.errors import CaptureError, UsageError
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -89,6 +89,13 @@ def test_the_class_that_is_named_is_built(name: str, config: dict[str, Any], tmp
     assert graph.param_bytes.sum() >= sum(parameter.nbytes for parameter in module.parameters())
 
 
+def test_a_model_that_needs_more_than_text_says_so(tmp_path: Path) -> None:
+    parts = {"text_config": SMALL, "vision_config": {"image_size": 28, "patch_size": 14, **SMALL}}
+    options = ModelOptions(model=written(tmp_path, model_type="clip", **parts))
+    with pytest.raises(CaptureError, match="CLIPModel takes image and text, and text alone is given: give a FACTORY"):
+        options.find().capture(options, 1)
+
+
 def test_what_is_a_config(tmp_path: Path) -> None:
     assert is_config(written(tmp_path, model_type="llama"))
     assert is_config(str(tmp_path))
@@ -116,7 +123,15 @@ def test_what_is_a_config(tmp_path: Path) -> None:
             r"architectures must be a list with the name of a",
         ),
         ({"model_type": "gpt2", "architectures": ["BertForMaskedLM"]}, "is no class of model_type 'gpt2'"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "transformers can't build it"),
+        (
+            {"model_type": "llama", "hidden_size": "wide"},
+            "it, of model_type llama: .*'hidden_size' expected",
+        ),
+        ({"model_type": "gpt2", "n_layer": 1, "activation_function": "zz"}, "activation_function is 'zz', which it"),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "zz"}},
+            "rope_parameters.rope_type is 'zz', which",
+        ),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),
     ],

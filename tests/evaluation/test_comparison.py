@@ -201,6 +201,23 @@ def test_a_ratio_may_be_infinite(tmp_path: Path) -> None:
     assert load_rows(tmp_path / "rows.json") == [row]
 
 
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        (7, r"budget must be an object, not 7"),
+        ({"simulations": -1, "seconds": None}, r"budget.simulations must be >= 0"),
+        ({"simulations": "many", "seconds": None}, r"budget.simulations must be a number"),
+        ({"simulations": 3}, r"budget.seconds is missing"),
+        ({"simulations": 3, "seconds": None, "steps": 1}, r"budget.steps is unknown; known: seconds, simulations"),
+    ],
+)
+def test_budgets_of_rows_are_checked(budget: object, says: str, tmp_path: Path) -> None:
+    row = evaluate({"small": GRAPHS["small"]}, CLUSTER, SPECS[:1], processes=1)[0]
+    save_rows([{**row, "budget": budget}], tmp_path / "rows.json")
+    with pytest.raises(PlacerError, match=rf"rows\.json: rows\[0\]\.{says}"):
+        load_rows(tmp_path / "rows.json")
+
+
 def test_two_evaluations_into_one_file_are_refused(tmp_path: Path) -> None:
     """Each would write the rows that were there when it began, and its own: the other's would be lost."""
     path = tmp_path / "table.json"

@@ -63,6 +63,25 @@ def test_a_plan_for_something_else_is_refused(path: Path, capsys: pytest.Capture
     assert "other.json: " in fails(capsys, *words[:3], "other.json", *ON)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"step_us": -1}, "step_us must be >= 0"),
+        ({"micro_batches": "4"}, "micro_batches must be an integer"),
+        ({"cluster_hash": None}, "cluster_hash must be a string"),
+        ({"plan": {"layers": 4, "stages": [{"first_layer": 0}]}}, r"plan.stages\[0\].replicas is missing"),
+        ({"plan": []}, "plan must be an object"),
+        ({"more": 1}, "more is unknown"),
+        ({"placement": {}}, 'placement: not a placement file: "format" must be'),
+    ],
+)
+def test_damaged_fields_of_a_plan_are_refused_by_all_readers(wrong: dict[str, object], says: str, path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    for reader in (load_plan, load_placement):
+        with pytest.raises(PlacementError, match=rf"plan\.json: {says}"):
+            reader(path)
+
+
 def test_a_plan_that_is_not_the_placements_is_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("capture", "net.py:net", "--micro-batches", "4", "-o", "net.json") == 0
     save_planned(load_graph("net.json"), "2xcpu-core", [(0,), (1,)], "placement.json", whole_chunks=True)

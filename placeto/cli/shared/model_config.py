@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
 _MOST_LAYERS = 1000
+_LONGEST = 200  # characters of a message of transformers
 _OF_TOKENS = "ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration"
 """Parts of the names of classes whose loss needs a label for each token, and nothing else."""
 
@@ -56,13 +57,14 @@ class ModelOptions(TrainingOptions):
             UsageError: the model is neither a FACTORY nor a CONFIG, an option is for the other of the two, or the model
                 can't be built.
         """
-        from placeto.cli.shared.factory import UserStep, user_step
+        from placeto.cli.shared.config_step import ConfigStep
+        from placeto.cli.shared.factory import user_step
 
         if is_config(self.model):
             refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
-            return UserStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
+            return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
         if not is_factory(self.model):
             needed = "a model is needed, whose step is split into micro-batches, and no graph"
             raise UsageError(f"{self.model!r}: {needed}: {_MODEL_HELP}")
@@ -126,7 +128,8 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
                 with torch.device("meta"):
                     module = built._from_config(config)
     except Exception as problem:  # whatever a wrong value makes transformers raise
-        raise UsageError(f"{path}: transformers can't build it: {problem}") from None
+        what = f"transformers can't build it, of model_type {kind}"
+        raise UsageError(f"{path}: {what}: {_said(problem, document)}") from None
     if not 1 <= layers <= _MOST_LAYERS:
         raise UsageError(f"{path}: it says {quote(layers)} layers: give how many the model has, such as 12")
     if module.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
@@ -169,6 +172,25 @@ def _why(named: str) -> str:
     return f"the labels of {named} aren't known, so that it has no head"
 
 
+def _said(problem: Exception, document: dict[str, Any]) -> str:
+    """What transformers raised, in one line, and the field whose value it doesn't know if that can be told."""
+    text = " ".join(str(problem).split())[:_LONGEST]
+    unknown = problem.args[0] if isinstance(problem, KeyError) and problem.args else None
+    if unknown is not None and (field := _field_with(unknown, document)):
+        return f"{field} is {quote(unknown)}, which it doesn't know"
+    return text if isinstance(problem, ValueError) else f"{type(problem).__name__}: {text}"
+
+
+def _field_with(value: Any, document: dict[str, Any]) -> str:
+    """The path of a field that has a value; "" if there is none."""
+    for key, other in document.items():
+        if other == value:
+            return key
+        if isinstance(other, dict) and (field := _field_with(value, other)):
+            return f"{key}.{field}"
+    return ""
+
+
 def _classes(document: dict[str, Any], config: Any) -> tuple[str, Any]:
     """Return the name of the class that a config names, "" if none, and the class that is built.
 
@@ -177,7 +199,7 @@ def _classes(document: dict[str, Any], config: Any) -> tuple[str, Any]:
     without a head is built.
 
     Raises:
-        ValueError: the name is no text, or that of a class for another kind of config.
+        ValueError: the name is no text, or that of a class for another kind of config, or there is no class.
     """
     import transformers
 
@@ -192,7 +214,8 @@ def _classes(document: dict[str, Any], config: Any) -> tuple[str, Any]:
             raise ValueError(f"architectures: {named} is no class of model_type {quote(document['model_type'])}")
         return named, known
     generating = transformers.AutoModelForCausalLM._model_mapping
-    base = (generating if of_tokens and type(config) in generating else transformers.AutoModel._model_mapping)[
-        type(config)
-    ]
+    mapping = generating if of_tokens and type(config) in generating else transformers.AutoModel._model_mapping
+    if type(config) not in mapping:
+        raise ValueError("it has no class of such models; give a FACTORY")
+    base = mapping[type(config)]
     return named, base[0] if isinstance(base, tuple) else base

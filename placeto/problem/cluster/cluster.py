@@ -21,7 +21,7 @@ from placeto.errors import ClusterError
 from placeto.problem import dtypes
 from placeto.problem.checks import INT64_MAX, Name, Number, OneOf, Positive, Record, Text, check_fields, whole
 from placeto.problem.cluster.topology import MOST_DEVICES, Topology
-from placeto.problem.messages import quote
+from placeto.problem.messages import listed, quote
 from placeto.problem.units import format_bytes
 
 FORMAT = "placeto.cluster/1"
@@ -204,7 +204,7 @@ class Cluster:
             check_fields(link, ClusterError, what)
             for name in (*link.senders, *link.receivers):
                 if name not in self.device_names:
-                    known = f"there is no device {quote(name)}, but {', '.join(self.device_names)}"
+                    known = f"there is no device {quote(name)}, but {listed(self.device_names)}"
                     raise ClusterError(f"{what}: {known}")
             if not any(sender != receiver for sender in link.senders for receiver in link.receivers):
                 raise ClusterError(f"{what}: no transfer crosses it: it needs senders and receivers")

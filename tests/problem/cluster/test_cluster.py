@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from placeto.errors import ClusterError
-from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster, save_cluster
+from placeto.problem.cluster import Cluster, Device, Link, SharedLink, Topology, load_cluster, save_cluster
 from tests.toys import linked
 
 DEVICE = {"name": "gpu:0", "kind": "p100", "flops": 9.5e12, "memory_bandwidth": 7.3e11, "memory": 16e9}
@@ -174,6 +174,22 @@ def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: s
     with pytest.raises(ClusterError, match=message) as refusal:
         replace(load_cluster("2xv100"), **change)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shared_links": (SharedLink("card", 1.0, ("a\n\x1b[31m",), ("b",)),)},
+        {"hosts": (0, 5)},
+        {"link": "no\nlink"},
+    ],
+)
+def test_messages_are_one_line_whatever_names_hold(change: dict[str, Any]) -> None:
+    cluster = load_cluster("2xv100")
+    devices = tuple(replace(device, name=f"\u202e\r\n{device.name}\x1b[31m\t") for device in cluster.devices)
+    with pytest.raises(ClusterError) as refused:
+        replace(cluster, devices=devices, **change)
+    assert str(refused.value).isprintable()
 
 
 def test_numbers_of_numpy_are_plain_in_hash_and_file(tmp_path: Path) -> None:
