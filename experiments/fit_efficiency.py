@@ -364,8 +364,8 @@ def _entry(device: str, dtype: str, kind: str, found: Fit) -> dict[str, Any]:
     return entry | (size if found.slope else {})
 
 
-def table(ops: Sequence[Op], errors: bool = True) -> dict[str, Any]:
-    """The document that `placeto.problem.costs.efficiency.load_efficiency` reads, with errors if they are asked for."""
+def table(ops: Sequence[Op]) -> dict[str, Any]:
+    """The document that `placeto.problem.costs.efficiency.load_efficiency` reads."""
     return {
         "format": FORMAT,
         "made_by": "python -m experiments.fit_efficiency",
@@ -374,7 +374,7 @@ def table(ops: Sequence[Op], errors: bool = True) -> dict[str, Any]:
         "constant": CONSTANT,
         "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
         "same": SAME,
-        "entries": list(entries(ops, CONSTANT, errors)),
+        "entries": list(entries(ops, CONSTANT)),
     }
 
 
