@@ -59,9 +59,9 @@ DOCUMENTS: list[dict[str, Any]] = [
         "price_per_hour": 2,
     },
 ]
-UNREAD = re.compile(r"(bandwidth|latency_us)\.(0\.0|1\.1)|rows\.\d\.budget.*|maxFPGAs")
+UNREAD = re.compile(r"(bandwidth|latency_us)\.(0\.0|1\.1)|maxFPGAs")
 """Links of a device to itself, and what other programs write for themselves."""
-OPEN = ("rows", "budget", "nodes", "edges", "entries")
+OPEN = ("rows", "nodes", "edges", "entries")
 """Records that may have more fields."""
 
 
