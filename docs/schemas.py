@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.field_texts import texts
-from placeto.evaluation import comparison
+from placeto.evaluation import comparison, machines
 from placeto.formats import placement
 from placeto.problem.checks import adapter, record_of
 from placeto.problem.cluster import cluster, cluster_files, topology
@@ -29,6 +29,7 @@ RECORDS = {
     placement.FORMAT: record_of(placement.PlacementFile),
     placement.PLANS[0]: record_of(placement.PlanFile),
     comparison.FORMAT: comparison.EvaluationRecord,
+    machines.FORMAT: machines.MachinesRecord,
     profiled.FORMAT: profiled.CostsRecord,
     efficiency.FORMAT: efficiency.EfficiencyRecord,
 }
@@ -47,10 +48,11 @@ _CLASSES: tuple[Any, ...] = (  # those whose source has texts; other records hav
         plan_files.ReplicaRecord,
     ),
     *(comparison.EvaluationRecord, comparison.RowRecord, comparison.Budget),
+    *(machines.MachinesRecord, machines.MachineRecord, machines.ReplicasRecord),
     *(profiled.CostsRecord, profiled.OpCost, profiled.Fit, profiled.StepRecord),
     *(efficiency.EfficiencyRecord, efficiency.EntryRecord),
 )
-_REGION = re.compile(r"(<!-- fields of (\w+) of (\S+) -->\n\n)(?:\|.*\n)*")
+_REGION = re.compile(r"(<!-- fields of (\w+) of (\S+) -->\n\n)(?:\|.*\n)*\n?")
 _NAMES = {"integer": "whole number", "string": "text", "boolean": "true or false"}
 _COUNTED = "integer", "number", "object", "string"  # types whose names have a plural
 _LARGE = 10**6  # limits beyond it are not shown
@@ -92,7 +94,7 @@ def page() -> str:
     def table(found: re.Match[str]) -> str:
         whole = schema(found[3])
         record = whole if whole["title"] == found[2] else whole["$defs"][found[2]]
-        return found[1] + _table(record)
+        return found[1] + _table(record) + "\n"
 
     return _REGION.sub(table, PAGE.read_text())
 

@@ -71,8 +71,8 @@ class RowRecord(OpenRecord):
     fits: Flag  # whether no device exceeds its memory
     simulations: Number  # how many simulations the placer made
     seconds: Number  # how long it took
-    costs: NotRequired[Text]  # name of the cost model. Default: unknown
-    dispatch: NotRequired[Text]  # the dispatch. Default: unknown
+    costs: NotRequired[Text | None]  # name of the cost model. Default: unknown
+    dispatch: NotRequired[Text | None]  # the dispatch. Default: unknown
     budget: NotRequired[Budget | None]
     """The `simulations` and `seconds` that the placer could use, each a number or null. Default: unknown"""
     key: NotRequired[Text | None]

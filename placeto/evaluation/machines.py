@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from placeto.evaluation.summary import ratio
 from placeto.formats.advice import data_parallel_advice
 from placeto.plumbing.terminal import table
+from placeto.problem.checks import Count, Flag, Index, Number, Record, Size, Text
 from placeto.problem.json_files import write_json
 from placeto.problem.units import format_us
 from placeto.simulator.evaluator import PlacementResult
@@ -22,6 +23,40 @@ if TYPE_CHECKING:
 
 FORMAT = "placeto.machines/1"
 _HOUR_US = 3.6e9
+
+
+class ReplicasRecord(Record):
+    """Data parallelism on a cluster."""
+
+    least_us: Number  # least time of a step of all replicas
+    most_us: Number  # greatest time of such a step
+    all_reduce_us: Number  # time of the all-reduce
+    batches: Count  # number of batches that such a step processes
+    gradient_bytes: Size  # size of the gradients
+    fits: Flag  # whether a replica fits
+    price_per_batch: Number | None  # highest price of a batch; null without a price, or if a replica doesn't fit
+
+
+class MachineRecord(Record):
+    """A model on a cluster."""
+
+    cluster: Text  # name of the cluster
+    devices: Count  # number of devices
+    placer: Text  # name of the placer
+    makespan_us: Number  # makespan of the best placement found
+    single_us: Number | None  # makespan on the best single device that holds the model, or null
+    fits: Flag  # whether no device exceeds its memory
+    simulations: Index  # how many simulations the placer made
+    seconds: Number  # how long it took
+    price_per_step: Number | None  # price of a step; null without a price
+    data_parallel: ReplicasRecord  # a replica on each device in place of the placement
+
+
+class MachinesRecord(Record):
+    """The content of a comparison of clusters."""
+
+    graph: Text  # name of the graph
+    rows: list[MachineRecord]  # one for each cluster
 
 
 @dataclass(frozen=True, eq=False)

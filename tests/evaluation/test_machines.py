@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from placeto.evaluation.figures import machine_figure
-from placeto.evaluation.machines import Machine, machine_table, place_on, save_machines
+from placeto.evaluation.machines import FORMAT, Machine, MachinesRecord, machine_table, place_on, save_machines
 from placeto.heuristics import HEURISTICS
+from placeto.problem.checks import read_document
 from placeto.problem.json_files import read_json
 from placeto.problem.problem import PlacementProblem
 from tests.toys import fork_of_chains, toy_cluster
@@ -44,7 +45,8 @@ def test_table_file_and_picture(machines: list[Machine], tmp_path: Path) -> None
     assert "price" not in machine_table(machines[1:])
     save_machines(machines, "fork", tmp_path / "table.json")
     document = read_json(tmp_path / "table.json", ValueError)
-    assert (document["format"], document["graph"]) == ("placeto.machines/1", "fork")
+    read_document(document, FORMAT, "a comparison", MachinesRecord, ValueError)
+    assert document["graph"] == "fork"
     first, second = document["rows"]
     assert (first["cluster"], first["makespan_us"], first["single_us"], first["fits"]) == ("priced", 100.0, 200.0, True)
     assert (second["single_us"], second["price_per_step"], second["data_parallel"]["fits"]) == (None, None, False)

@@ -178,7 +178,7 @@ def _said(problem: Exception, document: dict[str, Any]) -> str:
     unknown = problem.args[0] if isinstance(problem, KeyError) and problem.args else None
     if unknown is not None and (field := _field_with(unknown, document)):
         return f"{field} is {quote(unknown)}, which it doesn't know"
-    return text if isinstance(problem, ValueError) else f"{type(problem).__name__}: {text}"
+    return text if isinstance(problem, ValueError) else f"{type(problem).__name__}: {text or 'no message'}"
 
 
 def _field_with(value: Any, document: dict[str, Any]) -> str:
