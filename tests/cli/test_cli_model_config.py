@@ -134,6 +134,7 @@ def test_what_is_a_config(tmp_path: Path) -> None:
         ),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),
+        ({"model_type": "bark"}, "bark is no model of text alone"),
     ],
 )
 def test_what_can_not_be_built_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:

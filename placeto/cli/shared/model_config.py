@@ -5,6 +5,7 @@ The file is read from this machine. Nothing is downloaded, and no code that come
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
         raise UsageError(f"{path}: {what}: {_said(problem, document)}") from None
     if not 1 <= layers <= _MOST_LAYERS:
         raise UsageError(f"{path}: it says {quote(layers)} layers: give how many the model has, such as 12")
-    if module.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
+    takes_text = module.main_input_name == "input_ids" and "input_ids" in inspect.signature(module.forward).parameters
+    if not takes_text or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: {kind} is no model of text alone: give a FACTORY, which says what its inputs are")
     module.train()
     ids = torch.empty(batch, length, dtype=torch.int64, device="meta")
