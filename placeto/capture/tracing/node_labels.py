@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from placeto.capture.tracing.dependencies import behind
 from placeto.capture.tracing.draws import Draws
+from placeto.problem.graph.module_paths import inside
 from placeto.problem.step.micro_batches import NO_CALL
 
 
@@ -23,6 +24,7 @@ class Label:
 
     module: str = ""  # path of the nn.Module
     call: int = NO_CALL  # how many calls of this module came before; `NO_CALL` outside of the calls of modules
+    callers: tuple[str, ...] = ()  # paths of the modules that are being called too, but don't contain this module
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
     node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
@@ -38,6 +40,7 @@ class _Place(NamedTuple):
 
     module: str | None = None
     call: int = NO_CALL
+    callers: tuple[str, ...] = ()
     backward: bool = False
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
@@ -60,7 +63,7 @@ class Labels:
             return self.source.meta.get("label", Label())
         if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
             again = place.backward
-            label = Label(place.module or "", place.call, again, again, place.number)
+            label = Label(place.module or "", place.call, place.callers, again, again, place.number)
             if not place.backward:  # autograd has taken the op's number before it runs the op
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
@@ -90,10 +93,18 @@ class Labels:
     def following(self, module: nn.Module) -> Iterator[None]:
         """A context in which ops get the path of the submodule that runs them, and the number of its call."""
         calls = self.calls = Counter()
+        names: dict[nn.Module, list[str]] = defaultdict(list)
+        for path, submodule in module.named_modules(remove_duplicate=False):
+            names[submodule].append(path)
 
         def enter(path: str) -> Callable[..., None]:
             def hook(module: nn.Module, arguments: Any) -> None:
-                self._enter(self._place._replace(module=path, call=calls[path]))
+                place = self._place
+                outer = (*place.callers, place.module)
+                callers = tuple(
+                    caller for caller in outer if caller and not any(inside(name, caller) for name in names[module])
+                )
+                self._enter(place._replace(module=path, call=calls[path], callers=callers))
                 calls[path] += 1
 
             return hook

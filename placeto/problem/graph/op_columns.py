@@ -49,6 +49,8 @@ COLUMNS = {
     "signatures": Column("signature", Text, ""),
     "module_tensors": Column("tensors", _Names, ()),
     "module_inputs": Column("reads", _Names, ()),
+    "called_in": Column("called_in", _Names, ()),
+    "changes": Column("changes", _Names, ()),
     "gradient_of": Column("gradient_of", Text, ""),
 }
 """Name of the field -> the column. `trained_bytes` and `state_bytes` aren't among them: what is usual of them depends
