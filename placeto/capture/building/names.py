@@ -19,6 +19,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from placeto.capture.costing.node_costs import nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
+from placeto.capture.tracing.sharing import Maker
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import TENSORS
 from placeto.problem.graph.module_paths import inside, unit_of
@@ -34,7 +35,7 @@ def with_names(
     parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in` and `changes` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
@@ -79,46 +80,53 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
-        changes=_changes(graph, traced, module, [*parameters, *buffers]),
+        shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)
 
 
-def _changes(
-    graph: ComputationGraph, traced: GraphModule, module: nn.Module, tensors: Sequence[str]
+def _shared_with(
+    graph: ComputationGraph,
+    traced: GraphModule,
+    module: nn.Module,
+    parameters: Sequence[str],
+    buffers: Sequence[str],
 ) -> tuple[tuple[str, ...], ...]:
-    """(N,) for an op of each module that changes what others made in place, the paths of these others.
+    """(N,) for an op of each module that needs tensors of others themselves, the paths of these others.
 
-    Args:
-        graph: the graph.
-        traced: says which nodes made what is changed.
-        module: the module that was traced.
-        tensors: paths of the parameters, then of the buffers: the first placeholders.
+    Parameters aren't among these tensors: the graph says which ops read them. The arguments are those of `with_names`.
     """
-    leaves = {path for path, part in module.named_modules() if not list(part.children())}
+    leaves = {path: not list(part.children()) for path, part in module.named_modules(remove_duplicate=False)}
+    shared: dict[str, dict[Maker, None]] = traced.meta["shared"]
+    nodes = [maker for makers in shared.values() for maker in makers if isinstance(maker, Node)]
+    placeholders = nodes[0].graph.find_nodes(op="placeholder") if nodes else []
+    weights, held = set(placeholders[: len(parameters)]), placeholders[len(parameters) :]
+    owner = {node: path.rpartition(".")[0] for node, path in zip(held, buffers, strict=False)}
 
-    def where(node: Node) -> list[str]:
-        """Paths of the modules on whose device the value of a node is, as far as they are placed as a whole."""
-        paths: list[str] = []
+    def where(maker: Maker) -> list[str]:
+        """Paths of modules: the value is on the device of the first of them that isn't divided."""
+        if isinstance(maker, str):
+            return [maker]
+        paths, node = list[str](), maker
         while node.op == "call_function":
             path = node.meta["label"].module
             paths += [path] if path else []
-            if unit_of(path).rpartition(".")[2].isdigit() or (path and path in leaves):
+            if unit_of(path).rpartition(".")[2].isdigit() or leaves.get(path):
                 return paths
             if not node.all_input_nodes:  # it is on the device of a tensor from before it, or of an input
                 paths.append("")
             node = node.all_input_nodes[0] if node.all_input_nodes else node.prev
-        held = dict(zip(node.graph.find_nodes(op="placeholder"), tensors, strict=False))
-        return [*paths, held.get(node, "").rpartition(".")[0]]
+        return [*paths, owner.get(node, "")]
 
     found: list[tuple[str, ...]] = [()] * graph.num_ops
-    for path, makers in traced.meta["changed"].items():
-        unit = unit_of(path)
-        others = dict.fromkeys(other for node in makers for other in where(node) if not inside(other, unit))
+    for path, makers in shared.items():
+        unit, others = unit_of(path), dict[str, None]()
+        for maker in makers.keys() - weights:
+            others |= dict.fromkeys(other for other in where(maker) if not inside(other, unit))
         ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
         own = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
-        if path and own:
-            found[own[0]] = tuple(dict.fromkeys((*found[own[0]], *others)))
+        if path in leaves and path and own:
+            found[own[0]] = tuple(sorted({*found[own[0]], *others}))
     return tuple(found)
 
 

@@ -50,7 +50,7 @@ COLUMNS = {
     "module_tensors": Column("tensors", _Names, ()),
     "module_inputs": Column("reads", _Names, ()),
     "called_in": Column("called_in", _Names, ()),
-    "changes": Column("changes", _Names, ()),
+    "shared_with": Column("shared_with", _Names, ()),
     "gradient_of": Column("gradient_of", Text, ""),
 }
 """Name of the field -> the column. `trained_bytes` and `state_bytes` aren't among them: what is usual of them depends

@@ -5,10 +5,9 @@ of the whole model, and its own parameters and buffers, to the map's first devic
 two modules runs where its inputs are, so all its inputs must be on one device. Parameters and buffers that belong
 directly to a divided module would stay where they were loaded, so such a module stays whole.
 
-What a module returns to the module that calls it, and what it changes in place, is moved only if the call is one of the
-module that contains it, or of the model. So a module shares a device with other modules that call it, and with those
-that made what it changes. But a module without tensors that others call gets no entry in a map: it runs where it is
-called.
+So a module shares a device with modules that call it without containing it, as nothing moves to them what it returns.
+It also shares one with those whose tensors it changes in place, as a copy would be changed, or reads without getting
+them as arguments. But a module without tensors that others call gets no entry in a map: it runs where it is called.
 
 Units are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
+_SHARED = "{} changes tensors of {} in place, or needs them though they are no arguments of it"
 _LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 
@@ -197,9 +197,9 @@ class _Search:
         for caller in self.graph.called_in[op]:
             if (other := self.unit_at(caller)) >= 0:
                 self.join(other, unit, f"{path} is called in {caller}")
-        for maker in self.graph.changes[op]:
+        for maker in self.graph.shared_with[op]:
             if (other := self.unit_at(maker) if maker else self.root) >= 0:
-                self.join(other, unit, f"{path} changes in place what {maker or 'the model itself'} made or holds")
+                self.join(other, unit, _SHARED.format(path, maker or "the model itself"))
 
     def read_parameters(self, op: int) -> None:
         """Note the parameters of other modules that an op reads: they are no arguments, so that no hook moves them.
