@@ -26,10 +26,10 @@ class Label:
 
     module: str = ""  # path of the nn.Module
     call: int = NO_CALL  # how many calls of this module came before; `NO_CALL` outside of the calls of modules
-    callers: tuple[str, ...] = ()  # paths of the modules that are being called too, but don't contain this module
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
     node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
+    callers: tuple[str, ...] = ()  # paths of the modules that are being called too, but don't contain this module
 
     @property
     def part(self) -> str:
@@ -67,7 +67,7 @@ class Labels:
             return self.source.meta.get("label", Label())
         if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
             again = place.backward
-            label = Label(place.module or "", place.call, place.callers, again, again, place.number)
+            label = Label(place.module or "", place.call, again, again, place.number, place.callers)
             if not place.backward:  # autograd has taken the op's number before it runs the op
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label

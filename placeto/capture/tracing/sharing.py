@@ -35,7 +35,8 @@ class Sharing:
 
     def made(self, tensor: Tensor, node: Node) -> None:
         """Note that the value of a node is this tensor, which `Lifetimes` knows."""
-        self._maker[node] = self._lifetimes.maker(tensor) or node
+        if not node.meta["label"].backward:
+            self._maker[node] = self._lifetimes.maker(tensor) or node
 
     def makers(self, values: Any) -> frozenset[Node]:
         """The makers of the tensors in arguments that a tool would copy to another device."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
-_SHARED = "{} changes tensors of {} in place, or needs them though they are no arguments of it"
+_SHARED = "{} changes a tensor of {} in place, or reads one that is no argument"
 _LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 
