@@ -118,16 +118,16 @@ def _shared_with(
             node = node.all_input_nodes[0] if node.all_input_nodes else node.prev
         return [*paths, owner.get(node, "")]
 
-    found: list[tuple[str, ...]] = [()] * graph.num_ops
+    names: list[tuple[str, ...]] = [()] * graph.num_ops
     for path, makers in shared.items():
         unit, others = unit_of(path), dict[str, None]()
         for maker in makers.keys() - weights:
             others |= dict.fromkeys(other for other in where(maker) if not inside(other, unit))
         ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
-        own = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
-        if path in leaves and path and own:
-            found[own[0]] = tuple(sorted({*found[own[0]], *others}))
-    return tuple(found)
+        there = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
+        if path in leaves and path and there:
+            names[there[0]] = tuple(sorted({*names[there[0]], *others}))
+    return tuple(names)
 
 
 def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> frozenset[str]:

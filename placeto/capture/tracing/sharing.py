@@ -57,9 +57,9 @@ class Sharing:
         unit = unit_of(label.module)
         for maker in dict.fromkeys(self._maker.get(source, source) for source in node.all_input_nodes):
             self._read(maker, label.module)
-            of = maker.meta["label"]
-            own = inside(of.module, unit) or any(inside(caller, unit) for caller in of.callers)
-            if label.module and not own and maker not in given and maker.op != "get_attr":
+            origin = maker.meta["label"]
+            within = inside(origin.module, unit) or any(inside(caller, unit) for caller in origin.callers)
+            if label.module and not within and maker not in given and maker.op != "get_attr":
                 self._need(label.module, maker)
         for maker in dict.fromkeys(self._maker.get(source, source) for source in written):
             self._changed.setdefault(maker, set()).add(label.module)
