@@ -33,7 +33,12 @@ _ARRAYS = (
     "held_until",
 )
 _STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels", "passes")
-_NAMES = ("module_tensors", "module_inputs")  # an op may have several names, with a tab between them
+_NAMES = (
+    "module_tensors",
+    "module_inputs",
+    "called_in",
+    "shared_with",
+)  # an op may have several names, with tabs between
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 

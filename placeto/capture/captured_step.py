@@ -316,7 +316,7 @@ def capture_step(
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     free = [*((container, key) for container, key, _ in own), *modes]
     changes = ChangeDetector(state, again, signature, free, precision)
-    step = with_names(step, nodes, traced, module, inputs, len(paths), buffers)
+    step = with_names(step, nodes, traced, module, inputs, paths, buffers)
     to_be_run(traced)
     return Capture(
         step,

@@ -181,6 +181,144 @@ def peeks() -> nn.Module:
     return Made(lambda m, x: through(m.blocks, x), blocks=layers)
 
 
+def changing(compute: Callable[..., Any]) -> nn.Module:
+    """Three blocks with a layer of their own and this forward."""
+    return nn.ModuleList(Made(compute, inner=nn.Linear(8, 8)) for _ in range(3))
+
+
+def stream() -> nn.Module:
+    """Blocks that add to their argument in place."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        for part in m.blocks:
+            part(x)
+        return through(m.last, x)
+
+    blocks = changing(lambda m, x: x.add_(m.inner(x)))
+    return Made(compute, first=nn.Linear(8, 8), blocks=blocks, last=linears(3))
+
+
+def cache() -> nn.Module:
+    """Blocks that write into a tensor of the model."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        rows = torch.zeros(3, *x.shape, device=x.device)
+        for number, part in enumerate(m.blocks):
+            x = part(x, rows[number])
+        return through(m.last, rows.sum(0))
+
+    return Made(
+        compute, first=nn.Linear(8, 8), blocks=changing(lambda m, x, row: row.copy_(m.inner(x))), last=linears(3)
+    )
+
+
+def shortcuts() -> nn.Module:
+    """Blocks that begin with an activation in place, and shortcuts that read what it changed."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        for part, down in zip(m.blocks, m.downs, strict=True):
+            x = part(x) + down(x)
+        return through(m.last, x)
+
+    blocks = changing(lambda m, x: m.inner(F.relu_(x)))
+    return Made(compute, first=nn.Linear(8, 8), blocks=blocks, downs=linears(3), last=linears(3))
+
+
+def activations_in_place() -> nn.Module:
+    """Blocks that begin with an activation in place of what nobody reads later: they can be apart."""
+    blocks = changing(lambda m, x: m.inner(F.relu_(x)))
+    return Made(lambda m, x: through(m.blocks, m.first(x)), first=nn.Linear(8, 8), blocks=blocks)
+
+
+def given_back() -> nn.Module:
+    """A module returns its argument; the model changes it, and reads the tensor that it has given."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        same, more = m.middle(x)
+        same.mul_(2)
+        return m.last(x) + more  # type: ignore[no-any-return]
+
+    middle = Made(lambda m, x: (x, m.inner(x)), inner=nn.Linear(8, 8))
+    return Made(compute, first=nn.Linear(8, 8), middle=middle, last=nn.Linear(8, 8))
+
+
+def adapters() -> nn.Module:
+    """Adapters that keep the layer that they extend in a list, so that it isn't theirs."""
+    layers = linears(3)
+    added = nn.ModuleList(
+        Made(lambda m, x: m.kept[0](x) + m.own(x), kept=[layer], own=nn.Linear(8, 8, bias=False)) for layer in layers
+    )
+    return Made(lambda m, x: through(m.adapters, x), layers=layers, adapters=added)
+
+
+def far_norm() -> nn.Module:
+    """Blocks that call one norm of the model, and one activation, which has no tensors."""
+    norm, act = nn.LayerNorm(8), nn.GELU()
+
+    def part(*kept: nn.Module) -> nn.Module:
+        return Made(lambda m, x: x + through(m.kept, m.inner(x)), kept=kept, inner=nn.Linear(8, 8))
+
+    first, last = (nn.ModuleList(part(*kept) for _ in range(3)) for kept in ((act,), (norm, act)))
+    return Made(lambda m, x: m.act(through((*m.first, *m.last), x)), first=first, last=last, norm=norm, act=act)
+
+
+def one_activation() -> nn.Module:
+    """Blocks that all have the same activation as a part."""
+    act = nn.GELU()
+
+    def part() -> nn.Module:
+        return Made(lambda m, x: m.act(m.inner(x)), inner=nn.Linear(8, 8), act=act)
+
+    return Made(lambda m, x: m.blocks[2](x + m.blocks[1](m.blocks[0](x))), blocks=nn.ModuleList(part() for _ in "123"))
+
+
+def hooked() -> nn.Module:
+    """Layers whose hooks add the argument, which accelerate doesn't move for hooks."""
+    first, last = linears(3), linears(3)
+    for layer in first:
+        layer.register_forward_hook(lambda m, arguments, output: output + arguments[0])
+    return Made(lambda m, x: through((*m.first, *m.last), x), first=first, last=last)
+
+
+def skips() -> nn.Module:
+    """A block leaves a tensor for the next one where accelerate doesn't see it."""
+
+    def compute(m: Any, x: Tensor) -> Tensor:
+        x = m.inner(x) + m.left.pop() if m.left else m.inner(x)
+        m.left.append(x * 2)
+        return x
+
+    def model(m: Any, x: Tensor) -> Tensor:
+        m.left.clear()
+        x = through((*m.blocks, *m.last), x)
+        m.left.clear()
+        return x
+
+    left: list[Tensor] = []
+    blocks = nn.ModuleList(Made(compute, inner=nn.Linear(8, 8), left=left) for _ in range(3))
+    return Made(model, blocks=blocks, last=linears(3), left=left)
+
+
+def passed() -> nn.Module:
+    """Norms in a list that is an argument: accelerate moves all of them to the device of the module that gets it."""
+
+    def part() -> nn.Module:
+        return Made(lambda m, x, norms: norms[0](m.inner(x)), inner=nn.Linear(8, 8))
+
+    norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+    return Made(lambda m, x: m.last(m.norms[2](m.one(x, m.norms))), norms=norms, one=part(), last=nn.Linear(8, 8))
+
+
+def grandchildren() -> nn.Module:
+    """The model itself calls what is deep inside its parts."""
+    parts = nn.ModuleList(nn.ModuleDict({"deep": nn.ModuleDict({"layer": nn.Linear(8, 8)})}) for _ in range(4))
+    return Made(lambda m, x: through([part["deep"]["layer"] for part in m.parts], x), parts=parts)
+
+
 def hugging_face() -> dict[str, Callable[[], nn.Module]]:
     """Small models of the library, if it is installed."""
     try:
@@ -204,9 +342,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
         class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
-        attention, u_net, wrapped, peeks,
+        attention, u_net, wrapped, peeks, stream, cache, shortcuts, activations_in_place, given_back, adapters,
+        far_norm, one_activation, hooked, skips, passed, grandchildren,
     )
 }  # fmt: skip
 WORDS = {"borrowed", "tied", "shared_embedding"}
-UNDIVIDED = {"scales"}
+UNDIVIDED = {"scales", "given_back"}
 """Models that can't be on two devices: an op reads what several of their modules give."""

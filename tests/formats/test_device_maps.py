@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,29 @@ def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
     assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
     notes = placed(divided.u_net(), X, {"net.down1": 1}).step.notes
     assert any("share a device: cat in net reads what both give" in note for note in notes)
+
+
+def test_notes_name_modules_that_share_tensors() -> None:
+    (note,) = placed(divided.stream(), X, {"blocks.1": 1}).step.notes
+    why = "blocks.1 changes a tensor of first in place, or reads one that is no argument"
+    assert note == f"first and blocks.1 share a device: {why}"
+    assert placed(divided.adapters(), X, {"adapters.1": 1}).step.notes == (
+        "adapters.1 and layers.1 share a device: layers.1 is called in adapters.1",
+    )
+
+
+def test_modules_without_tensors_run_where_they_are_called() -> None:
+    found = placed(divided.far_norm(), X, {"first.1": 1})
+    assert found.modules == {"first.0": 0, "first.1": 1, "first.2": 0, "last": 0, "norm": 0}, "no entry for act"
+    graph = found.step.whole.problem.graph
+    in_first = [op for op, path in enumerate(graph.modules) if path == "act" and graph.called_in[op] == ("first.1",)]
+    assert found.step.placement[in_first].tolist() == [1]
+
+
+@pytest.mark.parametrize("make", [divided.activations_in_place, divided.grandchildren])
+def test_modules_that_share_nothing_stay_apart(make: Callable[[], nn.Module]) -> None:
+    units = module_units(capture_inference(make(), [X]))
+    assert len(np.unique(units.joined)) == 5
 
 
 def test_the_inputs_device_is_the_first_of_the_map() -> None:

@@ -20,6 +20,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import Made
 from tests.formats.torch_toys import WIDTH, Late, again, captured, chain, planned, skip, tied
+from tests.parts import through
 from tests.toys import toy_cluster, work
 
 GRAPH = captured(chain())
@@ -52,6 +53,19 @@ def refused(schedule: Schedule, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence) as caught:
         torch_pipeline(schedule)
     assert "\n" not in str(caught.value)
+
+
+def test_modules_that_are_called_in_others_are_refused() -> None:
+    layers, act = chain(3), nn.GELU()
+
+    def adapter(*kept: nn.Module) -> nn.Module:
+        return Made(lambda m, x: m.own(through(m.kept, x)), kept=kept, own=nn.Linear(WIDTH, WIDTH))
+
+    for kept, path in ((layers[0], "layers.0"), (act, "act")):
+        model = Made(lambda m, x: m.layers(m.adapter(x)), layers=layers, act=act, adapter=adapter(kept))
+        refused(
+            planned(captured(model), [(0,), (1,)]), f"{path} is called in adapter, which doesn't contain it, .* part"
+        )
 
 
 def test_replicas_that_are_none_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Names of what a graph has no ops for: buffers, second names of weights, and the module's inputs.
+"""Names of what a graph has no ops for: buffers, second names of weights, the module's inputs, and calling modules.
 
 Exports need them. A device map has to name every tensor of the module, and tools that divide a module move its
 inputs and buffers by rules of their own.
@@ -19,8 +19,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from placeto.capture.costing.node_costs import nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
+from placeto.capture.tracing.sharing import Maker
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import TENSORS
+from placeto.problem.graph.module_paths import inside, unit_of
 from placeto.problem.step.micro_batches import Step
 
 
@@ -30,10 +32,10 @@ def with_names(
     traced: GraphModule,
     module: nn.Module,
     inputs: Inputs,
-    parameters: int,
+    parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors` and `module_inputs` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
@@ -41,11 +43,13 @@ def with_names(
         traced: its placeholders are parameters, buffers, the inputs, then others.
         module: the module that was traced.
         inputs: its arguments.
-        parameters: how many of the placeholders are parameters.
+        parameters: paths of the parameters.
         buffers: paths of the buffers.
     """
-    also, first, graph = _other_names(module), parameters, step.micro_batch
+    also, first, graph = _other_names(module), len(parameters), step.micro_batch
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    own_nodes = {node.name: node for node in traced.graph.nodes}
+    labels = [own_nodes[names[0]].meta["label"] for names in nodes]
     known: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
     for node, path in zip(placeholders[first:], buffers, strict=False):
         known[node] = "tensor", path
@@ -71,8 +75,59 @@ def with_names(
             elif not node.meta["label"].backward:
                 arguments[op][name] = None
     unread = _add_unread(tensors, graph, module)
-    columns = tuple(map(tuple, tensors)), tuple(tuple(sorted(names)) for names in arguments)
-    return replace(step, micro_batch=replace(graph, module_tensors=columns[0], module_inputs=columns[1]), unread=unread)
+    graph = replace(
+        graph,
+        module_tensors=tuple(map(tuple, tensors)),
+        module_inputs=tuple(tuple(sorted(names)) for names in arguments),
+        called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
+        shared_with=_shared_with(graph, traced, module, parameters, buffers),
+    )
+    return replace(step, micro_batch=graph, unread=unread)
+
+
+def _shared_with(
+    graph: ComputationGraph,
+    traced: GraphModule,
+    module: nn.Module,
+    parameters: Sequence[str],
+    buffers: Sequence[str],
+) -> tuple[tuple[str, ...], ...]:
+    """(N,) for an op of each module that needs tensors of others themselves, the paths of these others.
+
+    Parameters aren't among these tensors: the graph says which ops read them. The arguments are those of `with_names`.
+    """
+    leaves = {path: not list(part.children()) for path, part in module.named_modules(remove_duplicate=False)}
+    shared: dict[str, dict[Maker, None]] = traced.meta["shared"]
+    nodes = [maker for makers in shared.values() for maker in makers if isinstance(maker, Node)]
+    placeholders = nodes[0].graph.find_nodes(op="placeholder") if nodes else []
+    weights, held = set(placeholders[: len(parameters)]), placeholders[len(parameters) :]
+    owner = {node: path.rpartition(".")[0] for node, path in zip(held, buffers, strict=False)}
+
+    def where(maker: Maker) -> list[str]:
+        """Paths of modules: the value is on the device of the first of them that isn't divided."""
+        if isinstance(maker, str):
+            return [maker]
+        paths, node = list[str](), maker
+        while node.op == "call_function":
+            path = node.meta["label"].module
+            paths += [path] if path else []
+            if unit_of(path).rpartition(".")[2].isdigit() or leaves.get(path):
+                return paths
+            if not node.all_input_nodes:  # it is on the device of a tensor from before it, or of an input
+                paths.append("")
+            node = node.all_input_nodes[0] if node.all_input_nodes else node.prev
+        return [*paths, owner.get(node, "")]
+
+    names: list[tuple[str, ...]] = [()] * graph.num_ops
+    for path, makers in shared.items():
+        unit, others = unit_of(path), dict[str, None]()
+        for maker in makers.keys() - weights:
+            others |= dict.fromkeys(other for other in where(maker) if not inside(other, unit))
+        ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
+        there = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
+        if path in leaves and path and there:
+            names[there[0]] = tuple(sorted({*names[there[0]], *others}))
+    return tuple(names)
 
 
 def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> frozenset[str]:

@@ -35,10 +35,12 @@ class Lifetimes:
         # address of a storage -> the nodes whose values are in it, by the part that they take; None if it is ignored
         self._inside: dict[int, dict[Part, Node] | None] = {}
         self._shared: set[int] = set()  # addresses of storages that several tensors show
+        self._maker: dict[int, Node] = {}  # address of a storage -> the node that made it
 
-    def ignore(self, tensor: Tensor, shared: bool = False) -> None:
+    def ignore(self, tensor: Tensor, node: Node, shared: bool = False) -> None:
         """Note of an input or a constant only whether another tensor shares its memory, not when it is freed."""
         key = _storage(tensor)._cdata
+        self._maker.setdefault(key, node)
         if shared or key in self._inside:
             self._shared.add(key)
         self._inside[key] = None
@@ -51,12 +53,16 @@ class Lifetimes:
         """Whether no other tensor has been noted that shares a tensor's memory."""
         return _storage(tensor)._cdata not in self._shared
 
+    def maker(self, tensor: Tensor) -> Node | None:
+        """The node that made the memory of a tensor; None if it has not been noted."""
+        return self._maker.get(_storage(tensor)._cdata)
+
     def made(self, tensor: Tensor, node: Node, changed: bool) -> None:
         """Note that a node made a tensor, or, if `changed`, changed it in place."""
         storage = _storage(tensor)
         key = storage._cdata
         if key not in self._inside:
-            self._inside[key] = {_part(tensor): node}
+            self._inside[key], self._maker[key] = {_part(tensor): node}, node
             weakref.finalize(storage, self._freed, key).atexit = False
         elif changed and (inside := self._inside[key]) is not None:
             # the value of a node that takes a larger part is the one from before the change
@@ -68,9 +74,11 @@ class Lifetimes:
     def end(self) -> None:
         """End the notes with the step: tensors that still exist are its results, so that they count as not freed."""
         self._inside.clear()
+        self._maker.clear()
 
     def _freed(self, key: int) -> None:
         self._shared.discard(key)
+        self._maker.pop(key, None)
         inside = self._inside.pop(key, None)
         for node in (inside or {}).values():
             node.meta[HELD] = self._last

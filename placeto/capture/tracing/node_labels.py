@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +14,9 @@ from torch.fx import Node
 
 from placeto.capture.tracing.dependencies import behind
 from placeto.capture.tracing.draws import Draws
+from placeto.capture.tracing.lifetimes import Lifetimes
+from placeto.capture.tracing.sharing import Sharing
+from placeto.problem.graph.module_paths import inside, unit_of
 from placeto.problem.step.micro_batches import NO_CALL
 
 
@@ -26,6 +29,7 @@ class Label:
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
     node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
+    callers: tuple[str, ...] = ()  # paths of the modules that are being called too, but don't contain this module
 
     @property
     def part(self) -> str:
@@ -38,6 +42,8 @@ class _Place(NamedTuple):
 
     module: str | None = None
     call: int = NO_CALL
+    callers: tuple[str, ...] = ()
+    given: frozenset[Node] = frozenset()  # makers of the tensors that a tool has moved to the device of the module
     backward: bool = False
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
@@ -51,6 +57,7 @@ class Labels:
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
         self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
         self.draws = Draws()
+        self.sharing = Sharing(Lifetimes())
         self.calls: Counter[str] = Counter()  # path of a module -> how often it was called in the last trace
 
     def next(self, inputs: Sequence[Label]) -> Label:
@@ -60,7 +67,7 @@ class Labels:
             return self.source.meta.get("label", Label())
         if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
             again = place.backward
-            label = Label(place.module or "", place.call, again, again, place.number)
+            label = Label(place.module or "", place.call, again, again, place.number, place.callers)
             if not place.backward:  # autograd has taken the op's number before it runs the op
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
@@ -68,6 +75,11 @@ class Labels:
         source = None if place.number is None else self._by_number.get(place.number)
         source = source or (inputs[-1] if inputs else Label())
         return replace(source, backward=True, recomputed=False, node=place.number)
+
+    @property
+    def given(self) -> frozenset[Node]:
+        """The makers of the tensors in the arguments of the module that is being called."""
+        return self._place.given
 
     def replay(self, source: Node) -> None:
         """Give the ops that run from now on the label of this node."""
@@ -90,20 +102,42 @@ class Labels:
     def following(self, module: nn.Module) -> Iterator[None]:
         """A context in which ops get the path of the submodule that runs them, and the number of its call."""
         calls = self.calls = Counter()
+        names: dict[nn.Module, list[str]] = defaultdict(list)
+        for path, submodule in module.named_modules(remove_duplicate=False):
+            names[submodule].append(path)
+        with_tensors = {part for part in names if any(True for _ in (*part.parameters(), *part.buffers()))}
 
-        def enter(path: str) -> Callable[..., None]:
-            def hook(module: nn.Module, arguments: Any) -> None:
-                self._enter(self._place._replace(module=path, call=calls[path]))
-                calls[path] += 1
+        def moved(place: _Place, path: str) -> frozenset[Node]:
+            """The makers of what has been moved already when a module is called: hooks of users get no more."""
+            return place.given if inside(place.module or "", unit_of(path)) else frozenset()
 
-            return hook
+        def enter(module: nn.Module, arguments: Any) -> None:
+            place, paths = self._place, names[module]
+            path = paths[0]
+            if module not in with_tensors:  # it runs where it is called, so that it counts as a part of its caller
+                path = next((name for name in paths if inside(name, place.module or "")), path)
+            outer = (*place.callers, place.module)
+            callers = tuple(c for c in outer if c and not any(inside(name, c) for name in paths))
+            self._enter(place._replace(module=path, call=calls[path], callers=callers, given=moved(place, path)))
+            calls[path] += 1
+
+        def begin(module: nn.Module, arguments: Any, named: Any) -> None:
+            place = self._place
+            self.sharing.called(place.module or "", (arguments, named), names)
+            self._place = place._replace(given=place.given | self.sharing.makers((arguments, named)))
+
+        def end(module: nn.Module, arguments: Any, output: Any) -> None:
+            self._place = self._place._replace(given=moved(self._left[-1], self._place.module or ""))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            self.sharing.returned(self._place.module or "", output)
             self._leave()
 
         with ExitStack() as hooks:
-            for path, submodule in module.named_modules():
-                hooks.enter_context(submodule.register_forward_pre_hook(enter(path), prepend=True))
+            for submodule in module.modules():
+                hooks.enter_context(submodule.register_forward_pre_hook(enter, prepend=True))
+                hooks.enter_context(submodule.register_forward_pre_hook(begin, with_kwargs=True))
+                hooks.enter_context(submodule.register_forward_hook(end, prepend=True))
                 hooks.enter_context(submodule.register_forward_hook(leave, always_call=True))
             yield
 

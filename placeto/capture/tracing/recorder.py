@@ -29,6 +29,7 @@ from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
 from placeto.capture.tracing.refused_dtypes import check_dtypes
+from placeto.capture.tracing.sharing import Sharing
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -49,7 +50,8 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     Every leaf is a placeholder. Every node has ``meta["label"]`` and ``meta["val"]``, in which tensors on "meta" have
     the layouts of the real ones. Nodes whose value is freed while the function runs have ``meta[HELD]``; see
     `placeto.capture.tracing.lifetimes`. The graph has ``meta["tensors"]``, the node of each tensor that still exists,
-    and ``meta["values"]``, the places of the leaves on which numbers depend that the function has read.
+    ``meta["values"]``, the places of the leaves on which numbers depend that the function has read, and
+    ``meta["shared"]``, which modules need tensors of others themselves; see `placeto.capture.tracing.sharing`.
 
     Args:
         function: takes the leaves; returns a sequence of tensors and None.
@@ -83,7 +85,7 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     replay = _Replay(traced, labels)
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
-    made.meta["values"] = traced.meta["values"]
+    made.meta |= {key: traced.meta[key] for key in ("values", "shared")}
     carry_over(traced, made)
     carry_draws(made)
     for node in made.graph.find_nodes(op="call_function", target=aten.copy.default):
@@ -109,6 +111,7 @@ class _Recorder(TorchDispatchMode):
         self.stand_ins: Any = WeakTensorKeyDictionary()  # constant on "meta" -> a fake tensor on the cpu
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
         self.lifetimes = Lifetimes()
+        self.sharing = labels.sharing = Sharing(self.lifetimes)
         self.inputs: list[tuple[Tensor, Node]] = []
         self.elsewhere: Any = WeakTensorKeyDictionary()  # tensors whose changes functional ops made of new tensors
         self.values: set[Node] = set()  # nodes whose values Python has read
@@ -120,11 +123,13 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
-            self.lifetimes.ignore(value)
+            self.lifetimes.ignore(value, node)
+            self.sharing.made(value, node)
             self.inputs.append((value, node))
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
+        self.sharing.end(outputs)
         self.lifetimes.end()
         for value, node in self.inputs:
             if value in self.elsewhere:
@@ -135,7 +140,7 @@ class _Recorder(TorchDispatchMode):
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
             made = _make_graph_module(self.root, self.graph)
-        made.meta["tensors"] = self.nodes
+        made.meta["tensors"], made.meta["shared"] = self.nodes, self.sharing.found
         places = {node: place for place, node in enumerate(self.graph.find_nodes(op="placeholder"))}
         made.meta["values"] = {places[node] for node in needed_by(self.values) if node in places}
         return made
@@ -194,18 +199,21 @@ class _Recorder(TorchDispatchMode):
         node.meta |= {"val": _layouts(result), "label": label, SOURCE: source, RAN: ran}
         self.lifetimes.ran(node)
         self.labels.draws.ran(node)
+        self.sharing.ran(node, _written(func, args, kwargs), self.labels.given)
         changed = _is_mutable(func)
         if isinstance(result, Tensor):
             self.nodes[result] = node
             if changed and not _is_mutable(target):
                 self.elsewhere[result] = True
             self.lifetimes.made(result, node, changed)
+            self.sharing.made(result, node)
         elif isinstance(result, list | tuple):
             for number, (part, layout) in enumerate(zip(result, node.meta["val"], strict=True)):
                 if isinstance(part, Tensor):
                     self.nodes[part] = item = self.graph.call_function(operator.getitem, (node, number))
                     item.meta |= {"val": layout, "label": label, SOURCE: self.labels.source}
                     self.lifetimes.made(part, item, changed)
+                    self.sharing.made(part, item)
 
     def _functional(self, func: Any, args: Any, kwargs: Any, changed: Any) -> Any:
         """Return the functional op for an op that changed a tensor, if no other tensor shares its memory; else the op.
@@ -243,7 +251,8 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.get_attr(name)
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
-        self.lifetimes.ignore(value, shared=True)  # the user's module may hold it as well
+        self.lifetimes.ignore(value, node, shared=True)  # the user's module may hold it as well
+        self.sharing.made(value, node)
         if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # made under torch.device("meta")
             self.stand_ins[value] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return node

@@ -55,6 +55,12 @@ class GraphArrays:
     module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) names of the module's inputs that each op of the forward pass reads; no part of the hash
     module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) paths of the modules that call the module of each op of the forward pass, directly or not, but don't contain
+    # it; no part of the hash
+    called_in: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) paths of the modules, "" for the model itself, whose tensors the module of the op changes in place, or reads
+    # without getting them as arguments; one op of such a module has them; no part of the hash
+    shared_with: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) for the ops that add up the gradient of a parameter over micro-batches, and for the op of type "gradient" at
     # their end, the name of the parameter, "" for all others; no part of the hash, as it follows from the edges
     gradient_of: tuple[str, ...] = None  # type: ignore[assignment]

@@ -93,6 +93,20 @@ COLUMNS = {
         "inputs of the module that an op of the forward pass reads. For exports; not part of the hash",
         (),
     ),
+    "called_in": Column(
+        "called_in",
+        _Names,
+        "paths of the modules that call the op's module in the forward pass, directly or not, but don't contain it. "
+        "For exports; not part of the hash",
+        (),
+    ),
+    "shared_with": Column(
+        "shared_with",
+        _Names,
+        "paths of the modules, `\"\"` for the model itself, whose tensors the op's module changes in place, or reads "
+        "without getting them as arguments. One op of such a module has them. For exports; not part of the hash",
+        (),
+    ),
     "gradient_of": Column(
         "gradient_of",
         Text,

@@ -122,6 +122,12 @@ def never_cut(graph: ComputationGraph) -> str:
         return why
     if graph.mode != "training" or int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) < 1:
         return "it is no training step in micro-batches: capture it with --micro-batches 2 or more"
+    for path, callers in zip(graph.modules, graph.called_in, strict=True):
+        if caller := next((caller for caller in callers if caller != LOSS), ""):
+            return (
+                f"{path} is called in {caller}, which doesn't contain it, and torch can't export such a model: make "
+                f"{path} a part of {caller}, or call it in a module that contains both"
+            )
     if LOSS not in graph.modules:
         return "the model computes its loss itself; let it return its output, and give a loss"
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):

@@ -5,6 +5,10 @@ of the whole model, and its own parameters and buffers, to the map's first devic
 two modules runs where its inputs are, so all its inputs must be on one device. Parameters and buffers that belong
 directly to a divided module would stay where they were loaded, so such a module stays whole.
 
+So a module shares a device with modules that call it without containing it, as nothing moves to them what it returns.
+It also shares one with those whose tensors it changes in place, as a copy would be changed, or reads without getting
+them as arguments. But a module without tensors that others call gets no entry in a map: it runs where it is called.
+
 Units are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
 Legend: N ops, U units.
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
+_SHARED = "{} changes a tensor of {} in place, or reads one that is no argument"
 _LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 
@@ -68,7 +73,7 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
         owner = name.rpartition(".")[0]
         if owner in holding and owner not in kept:
             kept[owner] = f"{owner} stays whole: accelerate wouldn't move {name}, which is in none of its modules"
-    while (search := _Search(graph, {path: unit_of(path, kept) for path in paths}, groups)).undivided:
+    while (search := _Search(graph, paths, kept, groups)).undivided:
         kept |= search.undivided
     joined = np.array([search.together[unit] for unit in range(len(search.names))], np.int64)
     return Units(
@@ -142,18 +147,26 @@ class _Search:
 
     Args:
         graph: captured.
-        of_path: path of each module -> its unit.
+        paths: of all modules that compute or have parameters or buffers.
+        kept: paths of the modules that stay whole.
         groups: the names of each parameter and buffer.
     """
 
-    def __init__(self, graph: ComputationGraph, of_path: dict[str, str], groups: Sequence[Sequence[str]]) -> None:
-        self.graph, self.of_path, order = graph, of_path, graph.topological_order.tolist()
+    def __init__(
+        self, graph: ComputationGraph, paths: Iterable[str], kept: Iterable[str], groups: Sequence[Sequence[str]]
+    ) -> None:
+        self.graph, self.kept, order = graph, tuple(kept), graph.topological_order.tolist()
+        self.holding = holders(name for group in groups for name in group)  # modules that have tensors
+        of_path = self.of_path = {path: unit_of(path, self.kept) for path in paths}
+        called = {of_path[path] for path, callers in zip(graph.modules, graph.called_in, strict=True) if callers}
+        for path in [path for path, unit in of_path.items() if unit in called - self.holding]:
+            del of_path[path]
         outer = holders(of_path.values())
         ordered = sorted(order, key=lambda op: graph.op_types[op] in TENSORS)
         units = (of_path.get(path, "") for path in (*(graph.modules[op] for op in ordered), *of_path))
         self.names = (*(name for name in dict.fromkeys(units) if name and name not in outer), "")
         self.number, self.root = {name: number for number, name in enumerate(self.names)}, len(self.names) - 1
-        self.unit = np.array([self.number.get(of_path[path], -1) if path in of_path else -1 for path in graph.modules])
+        self.unit = np.array([self.unit_at(graph.modules[op], graph.called_in[op]) for op in range(graph.num_ops)])
         tensor = np.array([kind in TENSORS for kind in graph.op_types])
         self.where = np.where(tensor & (self.unit < 0), self.root, self.unit)
         self.together: UnionFind[int] = UnionFind(range(len(self.names)))
@@ -164,9 +177,29 @@ class _Search:
         forward = in_forward(graph)
         for op in order:
             if forward[op]:
+                self.share(op)
                 self.read_parameters(op)
                 if self.where[op] < 0 and (graph.modules[op] != LOSS or LOSS in of_path):
                     self.between(op)
+
+    def unit_at(self, path: str, callers: Sequence[str] = ()) -> int:
+        """Return the unit in which a module runs that is called in others; -1 if it is divided, or the model itself."""
+        found = self.number.get(unit_of(path, self.kept), -1) if path else -1
+        if not callers or path in self.holding:
+            return found
+        return next((unit for caller in reversed(callers) if (unit := self.unit_at(caller)) >= 0), -1)
+
+    def share(self, op: int) -> None:
+        """Join the unit of an op with those that call it, and with those that made what it changes in place."""
+        path, unit = self.graph.modules[op], int(self.unit[op])
+        if unit < 0:
+            return
+        for caller in self.graph.called_in[op]:
+            if (other := self.unit_at(caller)) >= 0:
+                self.join(other, unit, f"{path} is called in {caller}")
+        for maker in self.graph.shared_with[op]:
+            if (other := self.unit_at(maker) if maker else self.root) >= 0:
+                self.join(other, unit, _SHARED.format(path, maker or "the model itself"))
 
     def read_parameters(self, op: int) -> None:
         """Note the parameters of other modules that an op reads: they are no arguments, so that no hook moves them.
@@ -194,13 +227,14 @@ class _Search:
                 argument = graph.op_types[producer] != "parameter" and not inside(graph.modules[producer], path)
                 sources.setdefault(int(self.where[producer]), bool(path) and argument)
         sources |= {self.owner(name): False for name in graph.module_tensors[op]}
+        sources |= {unit: False for caller in graph.called_in[op] if (unit := self.unit_at(caller)) >= 0}
         if graph.module_inputs[op]:
             sources.setdefault(self.root, bool(path))
         self.where[op] = next(iter(sources), -1)
         if any(loss in graph.op_types[op] for loss in _LOSSES) or len({self.together[unit] for unit in sources}) < 2:
             return
         what = graph.op_types[op].rpartition(".")[2]
-        if any(sources.values()) and self.may_stay_whole(path):
+        if path in self.of_path and any(sources.values()) and self.may_stay_whole(path):
             self.undivided[path] = f"{path} stays whole: {what} in it combines its argument with what it computes"
             return
         first, *others = sources

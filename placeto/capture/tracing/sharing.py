@@ -1,0 +1,104 @@
+"""Which modules need the tensors of other modules themselves, not copies of them, noted while a step is traced.
+
+Tools that run modules on several devices hand a module copies of its arguments, and nothing else. So a module has to be
+where a tensor was made that it reads without having it as an argument, or that it changes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from placeto.capture.tracing.lifetimes import Lifetimes
+from placeto.problem.graph.module_paths import inside, unit_of
+
+Maker = Node | str
+"""The node that made the memory of a tensor, or the path of a module that has tensors."""
+
+
+class Sharing:
+    """Notes on the forward pass, while its nodes are recorded.
+
+    `found` has the path of a module -> the makers of the tensors that it needs themselves. Of tensors that it changes
+    in place these are the ones that are read later outside of its unit, or that are there before the step.
+    """
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self.found: dict[str, dict[Maker, None]] = {}
+        self._lifetimes = lifetimes
+        self._maker: dict[Node, Node] = {}  # of the memory of each node's value
+        self._changed: dict[Node, set[str]] = {}  # maker -> modules that have changed its tensor
+        self._returned: dict[Node, set[str]] = {}  # maker -> other modules that have returned its tensor
+
+    def made(self, tensor: Tensor, node: Node) -> None:
+        """Note that the value of a node is this tensor, which `Lifetimes` knows."""
+        if not node.meta["label"].backward:
+            self._maker[node] = self._lifetimes.maker(tensor) or node
+
+    def makers(self, values: Any) -> frozenset[Node]:
+        """The makers of the tensors in arguments that a tool would copy to another device."""
+        tensors = (leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
+        return frozenset(maker for tensor in tensors if (maker := self._lifetimes.maker(tensor)) is not None)
+
+    def ran(self, node: Node, written: Iterable[Node], given: Collection[Node]) -> None:
+        """Note that a node has run.
+
+        Args:
+            node: a call of an op.
+            written: those of its arguments that it has changed.
+            given: the makers of the arguments of the module that is being called.
+        """
+        label = node.meta["label"]
+        if label.backward:
+            return
+        unit = unit_of(label.module)
+        for maker in dict.fromkeys(self._maker.get(source, source) for source in node.all_input_nodes):
+            self._read(maker, label.module)
+            origin = maker.meta["label"]
+            within = inside(origin.module, unit) or any(inside(caller, unit) for caller in origin.callers)
+            if label.module and not within and maker not in given and maker.op != "get_attr":
+                self._need(label.module, maker)
+        for maker in dict.fromkeys(self._maker.get(source, source) for source in written):
+            self._changed.setdefault(maker, set()).add(label.module)
+            for module in self._returned.get(maker, ()):
+                self._need(module, maker)
+            if maker.op == "placeholder":
+                self._read(maker, "")
+
+    def called(self, path: str, arguments: Any, names: Mapping[nn.Module, list[str]]) -> None:
+        """Note that a module is called with these arguments; tools move modules among them to its device."""
+        for leaf in _moved(arguments):
+            for part in leaf.modules() if isinstance(leaf, nn.Module) else ():
+                if part in names and any(True for _ in part.parameters(recurse=False)):
+                    self._need(path, names[part][0])
+
+    def returned(self, path: str, values: Any) -> None:
+        """Note that a module has returned these values."""
+        for maker in self.makers(values) if path else ():
+            if not inside(maker.meta["label"].module, unit_of(path)):
+                self._returned.setdefault(maker, set()).add(path)
+
+    def end(self, outputs: Any) -> None:
+        """Note that the step returns these values."""
+        for maker in self.makers(outputs):
+            self._read(maker, "")
+
+    def _read(self, maker: Node, reader: str) -> None:
+        for module in self._changed.get(maker, ()):
+            if not inside(reader, unit_of(module)):
+                self._need(module, maker)
+
+    def _need(self, module: str, maker: Maker) -> None:
+        self.found.setdefault(module, {})[maker] = None
+
+
+def _moved(values: Any) -> Iterator[Any]:
+    """The tensors and modules that a tool finds in values to move them, as accelerate does."""
+    if isinstance(values, Tensor | nn.Module):
+        yield values
+    elif isinstance(values, list | tuple | Mapping):
+        for part in values.values() if isinstance(values, Mapping) else values:
+            yield from _moved(part)

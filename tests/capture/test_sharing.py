@@ -1,0 +1,140 @@
+"""Graphs know which modules need tensors of others themselves, and which are called in others."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto import load_graph, save_graph
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.problem.graph import ComputationGraph
+from tests.captures import Made
+from tests.parts import through
+
+X = torch.randn(2, 5, 8)
+Forward = Callable[..., Any]
+
+
+def layer() -> nn.Module:
+    return nn.Linear(8, 8)
+
+
+def needs(graph: ComputationGraph) -> dict[str, tuple[str, ...]]:
+    """Module -> the modules whose tensors it needs themselves."""
+    return {path: names for path, names in zip(graph.modules, graph.shared_with, strict=True) if names}
+
+
+def callers(graph: ComputationGraph) -> dict[str, tuple[str, ...]]:
+    """Module -> the modules that call it, but aren't around it."""
+    return {path: names for path, names in zip(graph.modules, graph.called_in, strict=True) if names}
+
+
+def model(second: Forward, forward: Forward) -> nn.Module:
+    """A model of a layer and a module that computes this."""
+    return Made(forward, first=layer(), second=Made(second, inner=layer()))
+
+
+def reads_again(m: Any, x: Tensor) -> Tensor:
+    x = m.first(x)
+    return m.second(x).mean() + x  # type: ignore[no-any-return]
+
+
+def zeroes(m: Any, x: Tensor) -> Tensor:
+    y = m.inner(x)
+    x.zero_()
+    return y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("second", "forward", "others"),
+    [
+        (lambda m, x: m.inner(x.relu_()), reads_again, ("first",)),
+        (lambda m, x: m.inner(x[:, 1:].relu_()), reads_again, ("first",)),
+        (zeroes, reads_again, ("first",)),  # an op that isn't in the graph
+        (lambda m, x: m.inner(torch.add(x.detach(), 1, out=x.detach())), reads_again, ("first",)),
+        (lambda m, x: m.inner(x).add_(x).relu_(), reads_again, ()),  # it has made what it changes
+        (lambda m, x: m.inner(x.relu_()), lambda m, x: [x := m.first(x), m.second(x)], ("first",)),  # the user reads it
+    ],
+)
+def test_modules_that_change_an_argument_in_place(second: Forward, forward: Forward, others: tuple[str, ...]) -> None:
+    found = needs(capture_inference(model(second, forward), [X]))
+    assert {names for path, names in found.items() if path.startswith("second")} == ({others} if others else set())
+
+
+def test_what_nobody_else_reads_may_be_changed() -> None:
+    blocks = nn.ModuleList(Made(lambda m, x: m.inner(x.relu_()), inner=layer()) for _ in range(3))
+    chain = Made(lambda m, x: through(m.blocks, m.first(x)), first=layer(), blocks=blocks)
+    assert needs(capture_inference(chain, [X])) == {}
+    norm, act = nn.BatchNorm1d(5), nn.ReLU(inplace=True)
+    convolved = Made(lambda m, x: m.act(m.norm(m.inner(x))) + x, inner=layer(), norm=norm, act=act)
+    blocks = nn.Sequential(convolved, layer())
+    assert needs(capture_inference(blocks, [X])) == needs(capture_training(blocks, [X], lambda y: y.sum())) == {}
+
+
+def test_who_made_a_tensor() -> None:
+    """A module, the model itself, or its inputs; a tensor of zeros may be on the device of what was there before."""
+
+    def write(m: Any, y: Tensor, into: Tensor) -> Tensor:
+        return into.add_(m.inner(y).mean())
+
+    def forward(make: Callable[[Any, Tensor, Tensor], Tensor]) -> Forward:
+        def compute(m: Any, x: Tensor) -> Tensor:
+            y = m.first(x)
+            into = make(m, x, y)
+            return m.second(y, into) + into  # type: ignore[no-any-return]
+
+        return compute
+
+    cases: list[tuple[Any, tuple[str, ...]]] = [
+        (lambda m, x, y: x, ("",)),
+        (lambda m, x, y: x.new_zeros(3), ("",)),
+        (lambda m, x, y: y.new_zeros(3), ("first",)),
+        (lambda m, x, y: y * 2, ("first",)),
+        (lambda m, x, y: torch.zeros(3, device=y.device), ("", "first")),
+    ]
+    for make, others in cases:
+        assert needs(capture_inference(model(write, forward(make)), [X]))["second"] == others
+
+
+def test_tensors_that_are_no_arguments() -> None:
+    def kept_back(m: Any, x: Tensor) -> Tensor:
+        m.second.mask = m.first(x)
+        return m.second(x)  # type: ignore[no-any-return]
+
+    assert needs(capture_inference(model(lambda m, x: m.inner(x) * m.mask, kept_back), [X])) == {"second": ("first",)}
+    hooked = nn.Sequential(layer(), layer())
+    hooked[1].register_forward_hook(lambda m, arguments, output: output + arguments[0])
+    assert needs(capture_inference(hooked, [X])) == {"1": ("0",)}
+    named = model(lambda m, x, masks: m.inner(x) * masks["a"][0], lambda m, x: m.second(x, masks={"a": [m.first(x)]}))
+    assert needs(capture_inference(named, [X])) == {}
+
+
+def test_modules_that_are_called_in_others() -> None:
+    far, act = layer(), nn.GELU()
+    block = Made(lambda m, x: m.inner(through(m.kept, x)), inner=layer(), kept=[far, act])
+    calls = {"far": ("block",), "act": ("block",)}
+    graph = capture_inference(Made(lambda m, x: m.block(x), block=block, far=far, act=act), [X])
+    assert callers(graph) == calls
+    deep = Made(lambda m, x: m.block.inner(x), block=block)
+    assert callers(capture_inference(deep, [X])) == {}
+    parts = nn.ModuleList(Made(lambda m, x: m.act(m.inner(x)), inner=layer(), act=act) for _ in range(2))
+    graph = capture_inference(Made(lambda m, x: through(m.parts, x), parts=parts), [X])
+    assert callers(graph) == {}
+    assert {"parts.0.act", "parts.1.act"} <= set(graph.modules), "a part of each, though it is one module"
+
+
+def test_files_have_it_and_the_hash_has_not(tmp_path: Path) -> None:
+    far = layer()
+    blocks = [Made(lambda m, x: m.inner(m.kept[0](x.relu_())), inner=layer(), kept=[far]) for _ in range(2)]
+    net = Made(lambda m, x: through(m.blocks, m.far(x)) + x, far=far, blocks=nn.ModuleList(blocks))
+    for micro_batches in (1, 2):
+        graph = capture_inference(net, [X], micro_batches=micro_batches)
+        assert callers(graph) == {"far": ("blocks.1",)}
+        save_graph(graph, tmp_path / "g.json")
+        again = load_graph(tmp_path / "g.json")
+        assert (again.called_in, again.shared_with) == (graph.called_in, graph.shared_with)
+        without = [{k: v for k, v in op.items() if k not in ("called_in", "shared_with")} for op in graph.to_ops()]
+        assert ComputationGraph.from_ops("without", without, graph.mode).hash == graph.hash
