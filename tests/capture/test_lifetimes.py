@@ -62,6 +62,6 @@ def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
         {"name": "other", "flops": 1, "inputs": [(0, 1)]},
     ]
     made = [one | {"outputs": [4, 4]} for one in records]
-    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3})
+    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, [None] * 4)
     assert made[0]["held"] == [(2, 0)]
     assert made[1]["held"] == [(2, 1)], "read by none, it is there until its own op ends, or longer"

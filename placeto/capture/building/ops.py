@@ -92,7 +92,7 @@ def step_of(
         hold_back(builder.records, builder.labels, builder.random, made.op if isinstance(made, MadeBy) else None)
     else:
         combined = joins_of(builder, outputs, joined, micro_batches)
-    hold(builder.records, _held(builder, latest))
+    hold(builder.records, _held(builder, latest), [label.node for label in builder.labels])
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)

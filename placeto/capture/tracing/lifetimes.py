@@ -122,16 +122,20 @@ def _alike(one: Node, other: Node) -> bool:
     return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b)
 
 
-def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]) -> None:
+def hold(
+    records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int], run_by: Sequence[int | None]
+) -> None:
     """Add to op records how long their tensors are held beyond the last use.
 
     A schedule may run ops in another order than eager execution did. So a tensor is held until the last op that ran
-    before it was freed and that depends on the op of its last use. No schedule runs such an op before that use.
+    before it was freed and that depends on the op of its last use, or that the same node of autograd runs: a node keeps
+    all that it saved until its last op has run.
 
     Args:
         records: the records of the ops, in the order of the trace. The op of a held tensor gets a field "held", with
             the op until which it is held, and the number of the output.
         until: tensor, as op and output -> the last op that ran before it was freed.
+        run_by: the node of autograd that runs each op; None in the forward pass.
     """
     sources = [record["inputs"] for record in records]
     used: dict[tuple[int, int], int] = {}  # tensor -> op of its last use, that of views included
@@ -158,7 +162,12 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
                 bits |= follows[source]
             follows.append(bits)
         for number, ((op, output), use, last) in enumerate(some):
-            end = next(other for other in range(last, use - 1, -1) if follows[other] >> number & 1)
+            node = run_by[use]
+            end = next(
+                other
+                for other in range(last, use - 1, -1)
+                if follows[other] >> number & 1 or (node is not None and run_by[other] == node)
+            )
             if end > use:
                 records[op].setdefault("held", []).append((end, output))
 
