@@ -29,6 +29,7 @@ from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
 from placeto.capture.tracing.refused_dtypes import check_dtypes
+from placeto.capture.tracing.storages import as_stored
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -125,7 +126,8 @@ class _Recorder(TorchDispatchMode):
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
-        self.lifetimes.end()
+        nodes = ((value, self.nodes.get(value)) for value in outputs if isinstance(value, Tensor))
+        self.lifetimes.end([value for value, node in nodes if node is not None and node.meta["label"].backward])
         for value, node in self.inputs:
             if value in self.elsewhere:
                 copy = self.graph.create_node(
@@ -159,7 +161,7 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(_LOST)
         if len(self.stand_ins):
             args, kwargs = tree_map(self._on_cpu, (args, kwargs))
-        result = _SHAPES.get(func, func)(*args, **kwargs)
+        result = as_stored(func, args, _SHAPES.get(func, func)(*args, **kwargs))
         leaves = result if isinstance(result, list | tuple) else (result,)
         if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, *sources, result)
