@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -92,9 +93,11 @@ class OpBuilder:
         self.nodes.append([node.name])
         return len(self.records) - 1
 
-    def add_rests(self, op: int, tensors: Sequence[Tensor]) -> None:
+    def add_rests(self, op: int, node: Node, tensors: Sequence[Tensor]) -> None:
         """Append an output that no op reads for each tensor of an op whose storage is larger: for the rest of it."""
         outputs = self.records[op]["outputs"]
+        if node.target is torch.ops.aten.copy.default:  # in place in eager PyTorch, into a part of a tensor
+            return
         for output, tensor in enumerate(tensors):
             rest = tensor.untyped_storage().nbytes() - tensor_bytes(tensor)
             if rest:

@@ -199,7 +199,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     made = [o for o in used if o is not None]
     sizes = list(map(tensor_bytes, made))
     op = builder.add(node, label, kind, name, inputs, sizes, shared=cast is not None)  # a cast serves all micro-batches
-    builder.add_rests(op, made)
+    builder.add_rests(op, node, made)
     builder.read += [
         (op, sum(isinstance(builder.values.get(before), MadeBy) for before in sources[:place]), value)
         for place, value in enumerate(map(builder.values.get, sources))
