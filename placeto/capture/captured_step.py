@@ -306,8 +306,12 @@ def capture_step(
         check_flow(traced, dict(zip([*paths, *buffers], mine, strict=True)), len(paths), name)
         if mode == "inference":
             joins = joined(traced, list(compress(given, split)), mine, name)
-        elif why := other_meaning(traced, length // micro_batches, dict(compress(zip(given, leaves, strict=True), split))):
-            warnings.warn(f"{name}: in micro-batches, the loss isn't that of the batch: {why}", LossWarning, stacklevel=3)
+        elif why := other_meaning(
+            traced, length // micro_batches, dict(compress(zip(given, leaves, strict=True), split))
+        ):
+            warnings.warn(
+                f"{name}: in micro-batches, the loss isn't that of the batch: {why}", LossWarning, stacklevel=3
+            )
     how = name, mode, precision == "tf32", micro_batches, calls, joins
     try:
         step, nodes = step_of(traced, paths, trained, buffers, *how)

@@ -70,7 +70,9 @@ def test_a_loss_keeps_the_bytes_of_all_elements_as_long_as_it_lives(loss: Callab
 
 
 def test_folded_columns_keep_their_bytes() -> None:
-    twice = Made(lambda self, x: self.fold(x @ self.weight).sin(), fold=folds(), weight=nn.Parameter(torch.rand(16, 16)))
+    twice = Made(
+        lambda self, x: self.fold(x @ self.weight).sin(), fold=folds(), weight=nn.Parameter(torch.rand(16, 16))
+    )
     assert_as_measured(twice, lambda y, t: y.square().mean())
 
 

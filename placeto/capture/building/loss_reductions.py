@@ -53,7 +53,7 @@ def other_meaning(traced: GraphModule, rows: int, given: Mapping[Node, Any]) -> 
                 return "it ignores some targets, and micro-batches count alike however many they have left"
         elif reduction is None and all(map(_is_number, node.all_input_nodes)):
             by = node.args[-1] if getattr(node.target, "overloadpacket", None) is aten.div else None
-            divided |= isinstance(by, Node) or (by is not None and by % rows == 0)  # type: ignore[operator]
+            divided |= isinstance(by, Node) or (by is not None and by % rows == 0)
             pending += [(source, divided) for source in node.all_input_nodes]
         elif not divided and (reduction == _SUM or getattr(node.target, "overloadpacket", None) is aten.sum):
             return "it is a sum over samples, and the mean over micro-batches is a fraction of it"

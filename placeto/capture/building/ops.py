@@ -196,10 +196,10 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     # an empty output is left out, as a kernel that leaves one unused returns it, but not if the first one is empty
     nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()
     used = [o if isinstance(o, Tensor) and (o.numel() or nothing) else None for o in outputs]
-    made = [o for o in used if o is not None]
-    sizes = list(map(tensor_bytes, made))
+    there = [o for o in used if o is not None]
+    sizes = list(map(tensor_bytes, there))
     op = builder.add(node, label, kind, name, inputs, sizes, shared=cast is not None)  # a cast serves all micro-batches
-    builder.add_rests(op, node, made)
+    builder.add_rests(op, node, there)
     builder.read += [
         (op, sum(isinstance(builder.values.get(before), MadeBy) for before in sources[:place]), value)
         for place, value in enumerate(map(builder.values.get, sources))

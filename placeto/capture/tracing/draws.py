@@ -125,8 +125,8 @@ def to_be_run(traced: GraphModule) -> None:
     Nodes that would draw numbers again read them, and the other nodes that draw take a generator. A dropout's mask is
     drawn in the order in which its elements lie in memory, as in the module. `aten.bernoulli`, which stands for
     `bernoulli_` in a graph without in-place ops, would draw that of a transposed tensor in another order. So
-    `bernoulli_` is put back where no other node reads the tensor that it fills. Other ops that would give another layout
-    than the module's are run in place, on a copy.
+    `bernoulli_` is put back where no other node reads the tensor that it fills. Other ops that would lay out their
+    result in another way than the module's are run in place, on a copy.
     """
     for node in traced.graph.nodes:
         first = node.meta.get(DRAWN)
