@@ -56,6 +56,14 @@ def test_fake_tensors_have_the_storages_of_real_ones(call: str) -> None:
     assert fake.made == real.made
 
 
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss])
+def test_a_gradient_has_the_dtype_of_the_prediction(loss: Callable[..., Tensor]) -> None:
+    targets = [torch.rand(2, 16, dtype=torch.float64)]
+    graph = capture_training(nn.Linear(16, 16), [torch.rand(2, 16)], loss, targets=targets)
+    (gradient,) = (op for op in graph.to_ops() if op["type"].endswith("_backward"))
+    assert gradient["outputs"][0] == 2 * 16 * 4
+
+
 def decoder() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16), nn.Sigmoid())
 
