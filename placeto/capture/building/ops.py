@@ -144,11 +144,11 @@ def _held(
     """
     found: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
-        held = node.meta.get(HELD, node)
+        held = node.meta.get(HELD)
         if held == KEPT:
             until = len(builder.records) if training or node in outputs else None
         else:
-            until = latest.get(held)
+            until = latest.get(held) if held is not None else None
         if until is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
             found[key] = max(found.get(key, until), until)
