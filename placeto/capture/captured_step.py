@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from placeto.capture.building.loss_reductions import LossWarning, other_meaning
 from placeto.capture.building.names import with_names
 from placeto.capture.building.ops import step_of
 from placeto.capture.building.state_flow import check_flow
@@ -298,12 +299,19 @@ def capture_step(
     split: list[bool] = []
     joins: list[bool] = []
     if micro_batches > 1:
-        split = [is_split(leaf, length) for leaf in tree_flatten(opened(arguments))[0]]
+        leaves = tree_flatten(opened(arguments))[0]
+        split = [is_split(leaf, length) for leaf in leaves]
         placeholders = traced.graph.find_nodes(op="placeholder")
         mine, given = placeholders[: -len(split)], placeholders[-len(split) :]
         check_flow(traced, dict(zip([*paths, *buffers], mine, strict=True)), len(paths), name)
         if mode == "inference":
             joins = joined(traced, list(compress(given, split)), mine, name)
+        elif why := other_meaning(
+            traced, length // micro_batches, dict(compress(zip(given, leaves, strict=True), split))
+        ):
+            warnings.warn(
+                f"{name}: in micro-batches, the loss isn't that of the batch: {why}", LossWarning, stacklevel=3
+            )
     how = name, mode, precision == "tf32", micro_batches, calls, joins
     try:
         step, nodes = step_of(traced, paths, trained, buffers, *how)

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture.trace import capture_training
 from placeto.capture.tracing import checkpoints as ours
 from placeto.errors import CaptureError
+from tests.captures import Made, square
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +52,26 @@ def test_a_torch_that_calls_something_else_is_refused(monkeypatch: pytest.Monkey
         CaptureError, match=r"activation checkpoints of torch .* can't be traced, .* install torch 2\.13 or 2\.14"
     ):
         capture_training(Checkpointed(4, 4), [torch.empty(2, 4)], lambda y: y.sum())
+
+
+def whole(layer: Any, x: torch.Tensor) -> Any:
+    """A checkpoint that recomputes all of a layer, although its last product is needed by no gradient."""
+    return checkpoints.checkpoint(layer, x, use_reentrant=False, early_stop=False)
+
+
+def whole_by_context(layer: Any, x: torch.Tensor) -> Any:
+    with checkpoints.set_checkpoint_early_stop(False):
+        return checkpoints.checkpoint(layer, x, use_reentrant=False)
+
+
+def stopped(layer: Any, x: torch.Tensor) -> Any:
+    return checkpoints.checkpoint(layer, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("again", [whole, whole_by_context, stopped])
+def test_a_checkpoint_stops_early_where_it_does_in_eager(again: Any) -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    module, x = Made(lambda self, x: again(self.layer, again(self.layer, x)), layer=layer), torch.randn(2, 4)
+    with FlopCounterMode(display=False) as counter:
+        module(x).square().mean().backward()
+    assert capture_training(module, [x], square).flops.sum() == counter.get_total_flops()

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.trace import capture_training
+from placeto.capture.trace import capture_inference, capture_training
 from placeto.capture.tracing.lifetimes import hold
 from placeto.problem.graph import ComputationGraph
 from tests.captures import Made, meta
@@ -53,6 +54,33 @@ def test_micro_batches_hold_alike() -> None:
     assert pairs == [(number, number) for number in range(4)]
 
 
+def test_a_node_of_autograd_holds_what_it_saved_until_its_last_op() -> None:
+    """Of a product, both factors, although the first gradient reads one of them alone."""
+    both = Made(lambda self, x: (self.a(x) * self.b(x)).sum(), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    graph = capture_training(both.to("meta"), [meta(2, 4)])
+    gradients = [name for name in graph.op_names if "grad/mul" in name]
+    assert len(gradients) == 2
+    assert [last for last in held(graph).values() if last in gradients] == gradients[1:], "the other is read last"
+
+
+@pytest.mark.parametrize("kept", [lambda y: y, lambda y: y.detach().clone(), lambda y: {"all": [y.exp()]}])
+def test_what_a_module_keeps_is_held_to_the_end(kept: Any) -> None:
+    def keep(self: Any, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.last = kept(y)
+        return y.tanh().sum()
+
+    graph = capture_training(Made(keep, layer=nn.Linear(4, 4)).to("meta"), [meta(2, 4)])
+    assert graph.op_names[-1] in held(graph).values()
+    assert not graph.held_until[graph.output_ptr[graph.index["sum"]]] >= 0, "but for the loss"
+
+
+def test_an_inference_keeps_what_it_returns() -> None:
+    both = Made(lambda self, x: (self.a(x), self.b(self.a(x).exp()).exp()), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    graph = capture_inference(both.to("meta"), [meta(2, 4)])
+    assert held(graph) == {"a/addmm": "exp_1"}
+
+
 def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
     """Else a schedule that runs another branch late would keep it."""
     records: list[dict[str, Any]] = [
@@ -62,6 +90,6 @@ def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
         {"name": "other", "flops": 1, "inputs": [(0, 1)]},
     ]
     made = [one | {"outputs": [4, 4]} for one in records]
-    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3})
+    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, [None] * 4)
     assert made[0]["held"] == [(2, 0)]
     assert made[1]["held"] == [(2, 1)], "read by none, it is there until its own op ends, or longer"

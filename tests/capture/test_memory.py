@@ -245,6 +245,49 @@ def assert_as_real(module: nn.Module, x: Tensor, targets: list[Tensor], error: f
     assert live == pytest.approx(peak_of_training_step(module, [x], F.cross_entropy, targets), rel=error)
 
 
+class _Reversed(torch.autograd.Function):
+    """A block that keeps its output alone: the backward pass computes the input again, and then the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: nn.Module, g: nn.Module, *parameters: Tensor) -> Tensor:
+        left, right = x.chunk(2, -1)
+        left = left + f(right)
+        y = torch.cat([left, right + g(left)], -1)
+        ctx.parts = f, g
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (f, g), (y,) = ctx.parts, ctx.saved_tensors
+        (left, right), (of_left, of_right) = y.chunk(2, -1), gradient.chunk(2, -1)
+        with torch.enable_grad():
+            left = left.detach().requires_grad_()
+            made = g(left)
+            more, *of_g = torch.autograd.grad(made, [left, *g.parameters()], of_right)
+            of_left = of_left + more
+            right = (right - made.detach()).requires_grad_()
+            more, *of_f = torch.autograd.grad(f(right), [right, *f.parameters()], of_left)
+        return torch.cat([of_left, of_right + more], -1), None, None, *of_f, *of_g
+
+
+def reversible(self: Any, x: Tensor) -> Any:
+    for f, g in zip(self.f, self.g, strict=True):
+        x = _Reversed.apply(x, f, g, *f.parameters(), *g.parameters())
+    return self.out(x)
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_reversible_block_holds_what_it_holds_in_a_real_step(blocks: int) -> None:
+    """What its backward pass computes is there until it has returned."""
+    f, g = (
+        nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)) for _ in range(blocks))
+        for _ in range(2)
+    )
+    module = Made(reversible, f=f, g=g, out=nn.Linear(32, 10))
+    assert_as_real(module, torch.randn(2048, 32), [torch.zeros(2048, dtype=torch.long)], 0.03)
+
+
 @pytest.mark.parametrize(
     "layers",
     [

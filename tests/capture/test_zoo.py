@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from placeto.capture import trace_training
+from placeto.capture.building.ops import is_view
 from placeto.capture.costing.flops import uncounted
 from placeto.capture.costing.node_costs import tensor_bytes
 from placeto.capture.inputs.arguments import input_leaves
@@ -18,7 +19,7 @@ from tests.capture.zoo_flops import ZOO_FLOPS
 
 
 class Sizes(Interpreter):
-    """Runs a trace on real tensors and keeps the bytes of what each node makes."""
+    """Runs a trace on real tensors and keeps the bytes of what each node makes, and of the rests of its storages."""
 
     def __init__(self, traced: torch.fx.GraphModule) -> None:
         super().__init__(traced)
@@ -27,7 +28,11 @@ class Sizes(Interpreter):
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         parts = value if isinstance(value, list | tuple) else [value]
-        self.made[n.name] = [tensor_bytes(part) for part in parts if isinstance(part, Tensor) and part.numel()]
+        tensors = [part for part in parts if isinstance(part, Tensor) and part.numel()]
+        made = self.made[n.name] = list(map(tensor_bytes, tensors))
+        if not is_view(n.target) and n.target is not torch.ops.aten.copy.default:
+            rests = (part.untyped_storage().nbytes() - size for part, size in zip(tensors, made, strict=True))
+            self.made[n.name] = made + [rest for rest in rests if rest]
         return value
 
 

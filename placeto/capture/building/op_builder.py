@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Node
 
-from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel
+from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel, tensor_bytes
 from placeto.capture.costing.signatures import signature
 from placeto.capture.tracing.node_labels import Label
 
@@ -59,6 +61,8 @@ class OpBuilder:
     read: list[tuple[int, int, BufferValue]] = field(
         default_factory=list
     )  # op, number of its inputs before, buffer read
+    # tensor, as op and output, for the rest of a storage -> the tensor in this storage
+    rests: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def add(
         self,
@@ -88,6 +92,17 @@ class OpBuilder:
         self.repeated.append(shared and node.op == "call_function" and node.all_input_nodes[0].op != "placeholder")
         self.nodes.append([node.name])
         return len(self.records) - 1
+
+    def add_rests(self, op: int, node: Node, tensors: Sequence[Tensor]) -> None:
+        """Append an output that no op reads for each tensor of an op whose storage is larger: for the rest of it."""
+        outputs = self.records[op]["outputs"]
+        if node.target is torch.ops.aten.copy.default:  # in place in eager PyTorch, into a part of a tensor
+            return
+        for output, tensor in enumerate(tensors):
+            rest = tensor.untyped_storage().nbytes() - tensor_bytes(tensor)
+            if rest:
+                self.rests[op, len(outputs)] = op, output
+                outputs.append(rest)
 
     def cost(self, node: Node) -> dict[str, Any]:
         """The costs of a traced node as fields of an op record."""

@@ -22,7 +22,7 @@ from placeto.capture.building.waiting import hold_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.costing.signatures import signature
 from placeto.capture.tracing.dependencies import reached
-from placeto.capture.tracing.lifetimes import HELD, hold
+from placeto.capture.tracing.lifetimes import HELD, KEPT, hold
 from placeto.capture.tracing.node_labels import Label
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.micro_batches import Step, title
@@ -92,7 +92,8 @@ def step_of(
         hold_back(builder.records, builder.labels, builder.random, made.op if isinstance(made, MadeBy) else None)
     else:
         combined = joins_of(builder, outputs, joined, micro_batches)
-    hold(builder.records, _held(builder, latest))
+    until = _held(builder, latest, outputs, mode == "training")
+    hold(builder.records, until, [label.node for label in builder.labels], builder.rests)
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
@@ -133,14 +134,28 @@ def _outputs(traced: GraphModule) -> Sequence[Any]:
     return next(node for node in traced.graph.nodes if node.op == "output").args[0]
 
 
-def _held(builder: OpBuilder, latest: dict[Node, int]) -> dict[tuple[int, int], int]:
-    """Tensor, as op and output -> the last op that ran before it was freed; for tensors that aren't resident."""
+def _held(
+    builder: OpBuilder, latest: dict[Node, int], outputs: Sequence[Any], training: bool
+) -> dict[tuple[int, int], int]:
+    """Tensor, as op and output -> the last op that ran before it was freed; for tensors that aren't resident.
+
+    If it never is, the number of ops stands in place of an op. An inference keeps what it returns: autograd, with which
+    it is traced, would keep more. The loss takes a few bytes, so that only the rest of its storage is held.
+    """
     found: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
-        until = latest.get(node.meta.get(HELD, node))
+        held = node.meta.get(HELD)
+        if held == KEPT:
+            until = len(builder.records) if training or node in outputs else None
+        else:
+            until = latest.get(held) if held is not None else None
         if until is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
             found[key] = max(found.get(key, until), until)
+    found |= {rest: found.get(tensor, tensor[0]) for rest, tensor in builder.rests.items()}
+    loss = builder.values.get(outputs[0]) if training else None
+    if isinstance(loss, MadeBy):
+        found.pop((loss.op, loss.output), None)
     return found
 
 
@@ -181,8 +196,10 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     # an empty output is left out, as a kernel that leaves one unused returns it, but not if the first one is empty
     nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()
     used = [o if isinstance(o, Tensor) and (o.numel() or nothing) else None for o in outputs]
-    sizes = [tensor_bytes(o) for o in used if o is not None]
+    there = [o for o in used if o is not None]
+    sizes = list(map(tensor_bytes, there))
     op = builder.add(node, label, kind, name, inputs, sizes, shared=cast is not None)  # a cast serves all micro-batches
+    builder.add_rests(op, node, there)
     builder.read += [
         (op, sum(isinstance(builder.values.get(before), MadeBy) for before in sources[:place]), value)
         for place, value in enumerate(map(builder.values.get, sources))

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from placeto.capture.tracing.checkpoints import Function, Steps, checkpointing_by
+from placeto.capture.tracing.layouts import ON_COPY
 from placeto.capture.tracing.lifetimes import SOURCE
 
 DRAWN = "drawn"
@@ -124,7 +125,8 @@ def to_be_run(traced: GraphModule) -> None:
     Nodes that would draw numbers again read them, and the other nodes that draw take a generator. A dropout's mask is
     drawn in the order in which its elements lie in memory, as in the module. `aten.bernoulli`, which stands for
     `bernoulli_` in a graph without in-place ops, would draw that of a transposed tensor in another order. So
-    `bernoulli_` is put back where no other node reads the tensor that it fills.
+    `bernoulli_` is put back where no other node reads the tensor that it fills. Other ops that would lay out their
+    result in another way than the module's are run in place, on a copy.
     """
     for node in traced.graph.nodes:
         first = node.meta.get(DRAWN)
@@ -137,6 +139,8 @@ def to_be_run(traced: GraphModule) -> None:
             node.target = aten.bernoulli_.float
         elif node.op == "call_function" and (op := of_generator(node.target)) not in (None, node.target):
             node.target, node.kwargs = op, {"generator": None} | node.kwargs
+        elif (in_place := node.meta.get(ON_COPY)) is not None:
+            node.target = in_place
 
 
 def _fills(node: Node) -> bool:

@@ -12,6 +12,7 @@ import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +20,9 @@ from torch.fx import GraphModule, Node
 from torch.utils._mode_utils import no_dispatch
 
 HELD = "held"
-"""Key in a node's ``meta``: the last node that ran before the memory of this node's value was freed."""
+"""Key in a node's ``meta``: the last node that ran before the memory of this node's value was freed, or `KEPT`."""
+KEPT = "kept"
+"""Said of a node whose value still exists at the end of the step, such as one that a module keeps as an attribute."""
 SOURCE = "source"
 """Key in a node's ``meta``: the node of another trace that was being run again when this node was recorded, or None."""
 _TOGETHER = 4096  # number of tensors for which one pass over the ops finds what depends on their last use
@@ -71,8 +74,12 @@ class Lifetimes:
         elif not changed:
             self._shared.add(key)
 
-    def end(self) -> None:
-        """End the notes with the step: tensors that still exist are its results, so that they count as not freed."""
+    def end(self, gradients: Sequence[Tensor]) -> None:
+        """End the notes with the step. Nothing is noted of the gradients that it returns, which parameters keep."""
+        for gradient in gradients:
+            self._inside.pop(_storage(gradient)._cdata, None)
+        for node in (node for inside in self._inside.values() for node in (inside or {}).values()):
+            node.meta[HELD] = KEPT
         self._inside.clear()
         self._maker.clear()
 
@@ -106,7 +113,7 @@ def carry_over(traced: GraphModule, made: GraphModule) -> None:
         node.meta.pop(HELD, None)
         of.setdefault(node.meta.get(SOURCE), []).append(node)
     value: dict[Node, Node] = {}  # node of `traced` -> the node of `made` that has its value
-    latest: dict[Node, Node] = {}  # node of `traced` -> the last node of `made` that has run once it has run
+    latest: dict[Any, Any] = {}  # node of `traced` -> the last node of `made` that has run once it has run
     last: Node | None = None
     for node in traced.graph.nodes:
         own = [other for other in of.get(node, ()) if _alike(other, node)]
@@ -117,8 +124,9 @@ def carry_over(traced: GraphModule, made: GraphModule) -> None:
         last = next((other for other in reversed(of.get(node, ())) if other.target is not operator.getitem), last)
         if last is not None:
             latest[node] = last
+    latest[KEPT] = KEPT
     for node, other in value.items():
-        if (until := latest.get(node.meta.get(HELD))) is not None:  # type: ignore[arg-type]
+        if (until := latest.get(node.meta.get(HELD))) is not None:
             other.meta[HELD] = until
 
 
@@ -130,16 +138,24 @@ def _alike(one: Node, other: Node) -> bool:
     return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b)
 
 
-def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]) -> None:
+def hold(
+    records: Sequence[dict[str, Any]],
+    until: Mapping[tuple[int, int], int],
+    run_by: Sequence[int | None],
+    rests: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
+) -> None:
     """Add to op records how long their tensors are held beyond the last use.
 
     A schedule may run ops in another order than eager execution did. So a tensor is held until the last op that ran
-    before it was freed and that depends on the op of its last use. No schedule runs such an op before that use.
+    before it was freed and that depends on the op of its last use, or that the same node of autograd runs: a node keeps
+    all that it saved until its last op has run. A tensor that is never freed is held until the last op.
 
     Args:
         records: the records of the ops, in the order of the trace. The op of a held tensor gets a field "held", with
             the op until which it is held, and the number of the output.
-        until: tensor, as op and output -> the last op that ran before it was freed.
+        until: tensor, as op and output -> the last op that ran before it was freed; the number of ops if it never was.
+        run_by: the node of autograd that runs each op; None in the forward pass.
+        rests: tensors that stand for the rest of another one's storage -> this other one. They are held as long.
     """
     sources = [record["inputs"] for record in records]
     used: dict[tuple[int, int], int] = {}  # tensor -> op of its last use, that of views included
@@ -149,10 +165,11 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
             last = max((used.get((op, output), op) for output in range(len(records[op]["outputs"]))), default=op)
         for tensor in sources[op]:
             used[tensor] = max(used.get(tensor, 0), last)
+    used |= {rest: used.get(tensor, tensor[0]) for rest, tensor in rests.items()}
     wanted = [
-        (tensor, used.get(tensor, tensor[0]), last)
+        (tensor, use, max(last, use))
         for tensor, last in until.items()
-        if last > used.get(tensor, tensor[0])
+        if last > (use := used.get(tensor, tensor[0])) or tensor in rests
     ]
     for first in range(0, len(wanted), _TOGETHER):
         some = wanted[first : first + _TOGETHER]
@@ -166,8 +183,13 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
                 bits |= follows[source]
             follows.append(bits)
         for number, ((op, output), use, last) in enumerate(some):
-            end = next(other for other in range(last, use - 1, -1) if follows[other] >> number & 1)
-            if end > use:
+            node = run_by[use]
+            end = next(
+                other
+                for other in range(min(last, len(records) - 1), use - 1, -1)
+                if last == len(records) or follows[other] >> number & 1 or (node is not None and run_by[other] == node)
+            )
+            if end > (op if (op, output) in rests else use):
                 records[op].setdefault("held", []).append((end, output))
 
 

@@ -25,17 +25,20 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from placeto.capture.costing.node_costs import DECOMPOSITIONS
 from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.draws import RAN, carry_draws
+from placeto.capture.tracing.layouts import ON_COPY, on_copy
 from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
 from placeto.capture.tracing.refused_dtypes import check_dtypes
 from placeto.capture.tracing.sharing import Sharing
+from placeto.capture.tracing.storages import as_stored
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
 _BATCH_NORMS = {aten.native_batch_norm.default, aten.native_batch_norm_backward.default}
+_CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}  # pointwise ops that don't keep a layout
 _STATISTICS, _TRAINING = slice(3, 5), 5  # places among the arguments of a batch norm
 _LOST = (
     "a tensor is changed in place that is no parameter, no buffer and no argument, and a placed step would not change "
@@ -130,7 +133,8 @@ class _Recorder(TorchDispatchMode):
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
         self.sharing.end(outputs)
-        self.lifetimes.end()
+        nodes = ((value, self.nodes.get(value)) for value in outputs if isinstance(value, Tensor))
+        self.lifetimes.end([value for value, node in nodes if node is not None and node.meta["label"].backward])
         for value, node in self.inputs:
             if value in self.elsewhere:
                 copy = self.graph.create_node(
@@ -164,10 +168,14 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(_LOST)
         if len(self.stand_ins):
             args, kwargs = tree_map(self._on_cpu, (args, kwargs))
-        result = _SHAPES.get(func, func)(*args, **kwargs)
+        result = as_stored(func, args, _SHAPES.get(func, func)(*args, **kwargs))
+        in_place = None if (source := self.labels.source) is None else on_copy(func, source.meta.get(RAN), args, result)
+        if in_place is not None:
+            result = in_place(*args, **kwargs)
         leaves = result if isinstance(result, list | tuple) else (result,)
         if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
-            self._add(func, *sources, result)
+            node = self._add(func, *sources, result)
+            node.meta[ON_COPY] = in_place
         elif torch.Tag.data_dependent_output in func.tags:
             self.values |= {leaf for leaf in tree_leaves(sources) if isinstance(leaf, Node)}
         return result
@@ -184,7 +192,7 @@ class _Recorder(TorchDispatchMode):
         with self:
             return func.decompose(*args, **kwargs)
 
-    def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> Node:
         """Add a node for an op that has run, and `getitem` nodes if the op returned several tensors."""
         # the argument of lift_fresh is a constant, which later ops must not change
         target = (
@@ -214,6 +222,7 @@ class _Recorder(TorchDispatchMode):
                     item.meta |= {"val": layout, "label": label, SOURCE: self.labels.source}
                     self.lifetimes.made(part, item, changed)
                     self.sharing.made(part, item)
+        return node
 
     def _functional(self, func: Any, args: Any, kwargs: Any, changed: Any) -> Any:
         """Return the functional op for an op that changed a tensor, if no other tensor shares its memory; else the op.
@@ -223,6 +232,8 @@ class _Recorder(TorchDispatchMode):
         """
         found = _functional_op(func)
         if found is None or len(args) < _required(found) or not self.lifetimes.alone(changed):
+            return func
+        if found in _CONTIGUOUS and not changed.is_contiguous():
             return func
         if found is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
             return func  # bernoulli.p draws bits in another order, except where `to_be_run` puts `bernoulli_` back

@@ -103,7 +103,7 @@ COLUMNS = {
     "shared_with": Column(
         "shared_with",
         _Names,
-        "paths of the modules, `\"\"` for the model itself, whose tensors the op's module changes in place, or reads "
+        'paths of the modules, `""` for the model itself, whose tensors the op\'s module changes in place, or reads '
         "without getting them as arguments. One op of such a module has them. For exports; not part of the hash",
         (),
     ),

@@ -103,7 +103,7 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)
     one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    members, made = set(one), _bytes_made(graph)
+    members, made = set(one), _bytes_made(graph, np.isin(np.arange(len(graph.output_bytes)), graph.edge_tensor))
     crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
     for op in one:
         last = max([where[c] for c in consumers[op] if c in members], default=0)
@@ -115,14 +115,14 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
     cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
     cut[last_before_loss:] = False
     layer = np.concatenate([[0], cut.cumsum()])[where]
-    parameters = np.where(np.array(graph.op_types) == "parameter", made, 0)
+    parameters = np.where(np.array(graph.op_types) == "parameter", _bytes_made(graph), 0)
     work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
     return Layers(graph, busy, layer, work_us, held, crossing[cut])
 
 
-def _bytes_made(graph: ComputationGraph) -> np.ndarray:
-    """(N,) int64, bytes of all outputs of each op."""
-    return np.bincount(graph.producer, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
+def _bytes_made(graph: ComputationGraph, counted: np.ndarray | bool = True) -> np.ndarray:
+    """(N,) int64, bytes of all outputs of each op, or of those that are `counted` (T,)."""
+    return np.bincount(graph.producer, graph.output_bytes * counted, graph.num_ops).astype(np.int64)
 
 
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:

@@ -1,0 +1,50 @@
+"""Layouts of results of ops that PyTorch runs in place, and that stand in a trace as functional ops.
+
+Some functional ops, such as `aten.masked_fill`, return a contiguous tensor; the op in place leaves the layout as it is.
+Products of another layout round in another way. So the op in place is run, on a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._mode_utils import no_dispatch
+
+ON_COPY = "on copy"
+"""Key in a node's ``meta``: the function that a placed step calls in place of the node's op."""
+
+
+@dataclass(frozen=True)
+class OnCopy:
+    """A function that changes a copy of its first argument by an op in place, and returns the copy."""
+
+    op: OpOverload
+
+    def __call__(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the op in place on a copy of the tensor, which has the same layout."""
+        return self.op(tensor.clone(), *args, **kwargs)
+
+
+def on_copy(func: Any, ran: Any, args: Sequence[Any], result: Any) -> OnCopy | None:
+    """What gives the layout of the op in place that the module ran; None if the functional op gives it.
+
+    Args:
+        func: the functional op.
+        ran: the op that the module ran.
+        args: the arguments of both.
+        result: what the functional op has returned.
+    """
+    if not isinstance(ran, OpOverload) or not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
+        return None
+    with no_dispatch():
+        dense = torch.empty_like(args[0]).stride() == args[0].stride()
+    if not dense or args[0].stride() == result.stride() or args[0].shape != result.shape:
+        return None
+    names = func.overloadpacket.__name__ + "_", func._overloadname
+    is_twin = names == (ran.overloadpacket.__name__, ran._overloadname) and args[0].dtype == result.dtype
+    return OnCopy(ran) if is_twin and torch.Tag.nondeterministic_seeded not in ran.tags else None

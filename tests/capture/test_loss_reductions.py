@@ -1,0 +1,67 @@
+"""Which losses are told of, as they mean something else in micro-batches than on the whole batch."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from placeto.capture.building.loss_reductions import LossWarning
+from placeto.capture.trace import capture_training
+
+CLASSES, NUMBERS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.rand(8, 3)
+SOME_IGNORED = torch.tensor([0, -100, 2, 0, 1, 2, 0, 1])
+Loss = Callable[..., Tensor]
+TOLD: dict[str, tuple[Loss, Tensor, str]] = {
+    "sum": (lambda y, t: (y - t).square().sum(), NUMBERS, "a sum"),
+    "of what is no sum": (lambda y, t: F.mse_loss(y, t, reduction="sum"), NUMBERS, "a sum"),
+    "of classes": (lambda y, t: F.cross_entropy(y, t, reduction="sum"), CLASSES, "a sum"),
+    "of means": (lambda y, t: (y - t).mean(1).sum(), NUMBERS, "a sum"),
+    "a part": (lambda y, t: F.mse_loss(y, t) - 0.5 * y.exp().sum(), NUMBERS, "a sum"),
+    "several heads": (lambda y, t: torch.stack([F.mse_loss(y, t), y.sum()]).mean(), NUMBERS, "a sum"),
+    "another index": (lambda y, t: F.cross_entropy(y, t, ignore_index=0), CLASSES, "ignores some targets"),
+    "smooth": (lambda y, t: F.cross_entropy(y, t, ignore_index=0, label_smoothing=0.1), CLASSES, "ignores some"),
+    "padded targets": (F.cross_entropy, SOME_IGNORED, "ignores some targets"),
+    "weights": (lambda y, t: F.cross_entropy(y, t, weight=torch.ones(3)), CLASSES, "weights classes"),
+}
+NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
+    "mean": (lambda y, t: (y - t).square().mean(), NUMBERS),
+    "cross entropy": (F.cross_entropy, CLASSES),
+    "smooth": (lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1), CLASSES),
+    "padded targets without values": (F.cross_entropy, SOME_IGNORED.to("meta")),
+    "divided": (lambda y, t: (y - t).square().sum() / len(y), NUMBERS),
+    "by all numbers": (lambda y, t: (y - t).square().sum() / y.numel(), NUMBERS),
+    "batchmean": (lambda y, t: F.kl_div(y, t, reduction="batchmean"), NUMBERS),
+    "of each sample": (lambda y, t: (y - t).square().sum(1).mean(), NUMBERS),
+    "several heads": (lambda y, t: torch.stack([F.mse_loss(y, t), F.l1_loss(y, t)]).sum(), NUMBERS),
+}
+
+
+def told(loss: Loss, target: Tensor, micro_batches: int = 4, module: nn.Module | None = None) -> list[str]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", LossWarning)
+        step: Any = module or nn.Linear(4, 3), [torch.rand(8, 4)], loss
+        capture_training(*step, targets=[target], micro_batches=micro_batches)
+    return [str(one.message) for one in seen]
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_a_loss_of_another_meaning_is_told_of_once(case: str) -> None:
+    loss, target, why = TOLD[case]
+    (message,) = told(loss, target)
+    assert message.startswith("Linear: in micro-batches, the loss isn't that of the batch: it ")
+    assert why in message
+    assert not told(loss, target, micro_batches=1)
+
+
+@pytest.mark.parametrize("case", NOT_TOLD)
+def test_means_are_not_told_of(case: str) -> None:
+    assert not told(*NOT_TOLD[case])
+
+
+def test_sums_over_parameters_are_not_told_of() -> None:
+    module = nn.Linear(4, 3)
+    assert not told(lambda y, t: F.mse_loss(y, t) + module.weight.square().sum(), NUMBERS, module=module)
