@@ -195,11 +195,11 @@ class PlacedModule:
         known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()
         with self._lock:
-            self.step.meters = [Meter(known) for _ in self.step.devices]
+            self.step.meters[:] = meters = [Meter(known) for _ in self.step.devices]
             try:
                 value = self(*arguments, **named)
             finally:
-                meters, self.step.meters = self.step.meters, None
+                self.step.meters.clear()
         gradients = [parameter.grad for parameter in self._whole.parameters() if parameter.grad is not None]
         return value, [meter.peak(gradients) for meter in meters]
 
