@@ -147,6 +147,14 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
 
+        for place, node in ((self._where[buffer], node) for buffer, node in self.updates):
+            if value(node).shape != leaves[place].shape:  # which torch's kernels for shapes don't tell
+                self._state.restore(leaves, before)
+                what = quote(self.capture.paths[place]) if place < len(self.capture.paths) else "an argument"
+                raise RunError(
+                    f"{self.capture.graph.name} gives {what} another shape, as observers for quantization do in their "
+                    "first step: call the module once, then place it again"
+                )
         calls = [[node for node in one.calls if node not in one.receives] for one in self.programs]
         self._state.gather(leaves, before, list(zip(given, calls, strict=True)))
         for buffer, node in self.updates:
