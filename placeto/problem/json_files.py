@@ -131,7 +131,7 @@ def _content(data: bytes) -> tuple[int, int]:
 
 
 def _width(data: bytes) -> int:
-    """Return the most bytes that a character takes in a string of Python, given text in UTF-8 (in others, 4 or fewer)."""
+    """Return the most bytes that a character of a text in UTF-8 takes in a string of Python."""
     most = int(np.frombuffer(data, np.uint8).max())
     return 4 if most >= 0xF0 else 2 if most >= 0xC4 else 1
 

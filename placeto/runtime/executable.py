@@ -47,6 +47,9 @@ class PlacedModule:
         targets: the targets that the loss was captured with.
         schedule: where each op runs, and in which order on each device.
         devices: (D,) devices of this machine.
+
+    Raises:
+        RunError: the module has no values, on "meta"; or see `PlacedStep`.
     """
 
     def __init__(
@@ -73,6 +76,9 @@ class PlacedModule:
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
         own = [*self._whole.parameters(), *self._whole.buffers()]
+        if any(tensor.is_meta for tensor in own):
+            why = 'parameters or buffers are on "meta", where nothing can be run: build the module without that device'
+            raise RunError(f"{capture.graph.name}: {why}")
         for place, home in self.step.homes.items():  # tensors for the CPU are there already
             tensor = own[place]
             tensor.data = tensor.data.to(home)
