@@ -75,12 +75,12 @@ class PlacedModule:
         self._prefix = "" if self._whole is module else "module."
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
-        own = [*self._whole.parameters(), *self._whole.buffers()]
-        if any(tensor.is_meta for tensor in own):
-            why = 'parameters or buffers are on "meta", where nothing can be run: build the module without that device'
-            raise RunError(f"{capture.graph.name}: {why}")
+        own = list(self._own().items())
+        for path, tensor in own:
+            if tensor.is_meta:
+                raise RunError(f"{path} is on 'meta', where nothing can be run: build the module on the cpu")
         for place, home in self.step.homes.items():  # tensors for the CPU are there already
-            tensor = own[place]
+            _, tensor = own[place]
             tensor.data = tensor.data.to(home)
             tensor.grad = None if tensor.grad is None else tensor.grad.to(home)
 

@@ -84,11 +84,3 @@ def test_it_is_freed_with_its_last_reference(
         assert threads_of_devices() == before
     finally:
         gc.enable()
-
-
-def test_a_module_without_values_is_not_run() -> None:
-    with torch.device("meta"):
-        module, x = linear(), torch.empty(4, 16)
-    result = placeto.place(module, (x,), cluster="2xp100", placer="roundrobin", loss=torch.sum)
-    with pytest.raises(RunError, match='parameters or buffers are on "meta", where nothing can be run'):
-        result.compile(devices=["cpu:0", "cpu:1"])
