@@ -89,9 +89,6 @@ class PlacedModel(PlacementResult):
         if len(names) != cluster.num_devices:
             wanted = f"{cluster.num_devices} devices of this machine, for {listed(cluster.device_names)}"
             raise RunError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
-        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
-            if tensor.is_meta:
-                raise RunError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
         return PlacedModule(self.module, self.capture, self.inputs, self.targets, self.schedule(), open_devices(names))
 
 

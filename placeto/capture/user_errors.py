@@ -26,6 +26,7 @@ _NO_SHAPE = (
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
+_NO_FLEX = "write flex_attention out, or use scaled_dot_product_attention with attn_mask"
 NO_LAYOUT = (
     "sparse and nested tensors can't be captured: make them dense, by .to_dense() or padding, and the gradients of an "
     "embedding by sparse=False"
@@ -45,6 +46,8 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "numpy() is not supported": _NO_VALUES,
     "can't convert meta device": _NO_VALUES,
     "DynamicOutputShape": _NO_SHAPE,
+    "FlexAttention": _NO_FLEX,
+    "flex_attention": _NO_FLEX,
     "higher-order op": _NO_BRANCH,
     "Unsupported: ": _NO_BRANCH,
     "SparseTensor": NO_LAYOUT,
@@ -93,6 +96,8 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
         message = next(iter(str(error).strip().splitlines()), "no message")
         what = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
     advice = next((advice for part, advice in _ADVICE.items() if part in what), otherwise)
+    if advice != otherwise:  # torch's own is about runs, where nothing is run
+        what = what.partition(". Please ")[0]
     return ": ".join([", ".join(places), what] if places else [what]) + (f"; {advice}" if advice else "")
 
 

@@ -160,6 +160,18 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     return given
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("bfloat16", "bf16-mixed"), " Did you mean bf16?"),
+    **dict.fromkeys(("float16", "half", "16-mixed"), " Did you mean fp16?"),
+    **dict.fromkeys(("float32", "float", "full"), " Did you mean fp32?"),
+    **dict.fromkeys(
+        ("adam8bit", "adamw8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_bnb_8bit"),
+        " States of 8 bits aren't modelled: adam is an upper bound.",
+    ),
+}
+"""Names that others give to a choice -> what is said about them."""
+
+
 def _one_line(report: str) -> str:
     """Return the sentence inside tyro's framed report: the lines above its rule, without the frame."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯|+ ") for line in report.splitlines()]
@@ -168,7 +180,9 @@ def _one_line(report: str) -> str:
         body = body[1:]
     rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = _plain_types(" ".join(body[: rules[0]] if rules else body))
-    return re.sub(r"Expected one of \(([^)]*)\)(?: (?=\.))?", _choices, sentence) or "the arguments can't be read"
+    sentence = re.sub(r"Expected one of \(([^)]*)\)(?: (?=\.))?", _choices, sentence)
+    given = re.match(r"invalid choice '([\w-]*)'", sentence)
+    return sentence + _OTHER_NAMES.get(given[1], "") if given else sentence or "the arguments can't be read"
 
 
 def _plain_types(sentence: str) -> str:

@@ -16,7 +16,7 @@ from tyro.conf import arg
 
 from placeto.cli.report import write_report
 from placeto.cli.shared import options as opt
-from placeto.cli.shared.common import describe, find_cluster, missing_memory, note, say
+from placeto.cli.shared.common import describe, find_cluster, missing_memory, note, note_unmeasured, say
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.graphs import find_graph
 from placeto.errors import UsageError
@@ -139,9 +139,7 @@ def run(arguments: Arguments) -> None:
     show_devices(schedule)
     if arguments.report is not None:
         write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
-    if result.problem.unmeasured:
-        boards = ", ".join(result.problem.unmeasured)
-        note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")
+    note_unmeasured(result.problem)
     if missing := missing_memory(schedule):
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.shared.common import find_cluster, note, say
+from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.model_config import Model
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
@@ -96,6 +96,7 @@ def run(arguments: Arguments) -> None:
             "than the table says"
         )
     say(plans.advice())
+    note_unmeasured(plans.best.schedule.problem)
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NotRequired, get_type_hints
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import core_schema
+from pydantic_core import SchemaValidator, core_schema
 from typing_extensions import TypedDict
 
 from placeto.problem.messages import quote
@@ -173,8 +173,22 @@ def check_array(value: Any, key: str, kind: type[np.generic], length: int, error
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return the checker of a type; it also makes the type's JSON schema."""
-    return TypeAdapter(kind)
+    """Return the checker of a type; it also makes the type's JSON schema.
+
+    In each list and dict it finds the first fault only: millions of faults would take gigabytes.
+    """
+    made = TypeAdapter(kind)
+    _fail_fast(made.core_schema)
+    made.validator = SchemaValidator(made.core_schema)
+    return made
+
+
+def _fail_fast(schema: Any) -> None:
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ()
+    for part in parts:
+        _fail_fast(part)
+    if isinstance(schema, dict) and schema.get("type") in ("list", "dict", "tuple"):
+        schema["fail_fast"] = True
 
 
 def _plain(value: Any) -> Any:

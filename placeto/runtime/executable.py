@@ -47,6 +47,9 @@ class PlacedModule:
         targets: the targets that the loss was captured with.
         schedule: where each op runs, and in which order on each device.
         devices: (D,) devices of this machine.
+
+    Raises:
+        RunError: the module has no values, on "meta"; or see `PlacedStep`.
     """
 
     def __init__(
@@ -72,9 +75,12 @@ class PlacedModule:
         self._prefix = "" if self._whole is module else "module."
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
-        own = [*self._whole.parameters(), *self._whole.buffers()]
+        own = list(self._own().items())
+        for path, tensor in own:
+            if tensor.is_meta:
+                raise RunError(f"{path} is on 'meta', where nothing can be run: build the module on the cpu")
         for place, home in self.step.homes.items():  # tensors for the CPU are there already
-            tensor = own[place]
+            _, tensor = own[place]
             tensor.data = tensor.data.to(home)
             tensor.grad = None if tensor.grad is None else tensor.grad.to(home)
 
@@ -195,11 +201,11 @@ class PlacedModule:
         known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()
         with self._lock:
-            self.step.meters = [Meter(known) for _ in self.step.devices]
+            self.step.meters[:] = meters = [Meter(known) for _ in self.step.devices]
             try:
                 value = self(*arguments, **named)
             finally:
-                meters, self.step.meters = self.step.meters, None
+                self.step.meters.clear()
         gradients = [parameter.grad for parameter in self._whole.parameters() if parameter.grad is not None]
         return value, [meter.peak(gradients) for meter in meters]
 

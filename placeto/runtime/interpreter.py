@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -23,8 +23,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from placeto.runtime.program import Program, attribute, in_any_layout
 
-_ENDS: dict[int, Callable[..., Any]] = {}
-"""Functions that receive or send the values of other devices, by the number that stands for each in the graph."""
+_ENDS: WeakValueDictionary[int, Callable[..., Any]] = WeakValueDictionary()
+"""Functions that receive or send the values of other devices, by the number that stands for each in the graph.
+
+Their programs keep them: what is kept here would keep devices, and with them whole steps, for ever.
+"""
 _NUMBERS = count()
 _LIBRARY = torch.library.Library("placeto", "DEF")
 _LIBRARY.define("give(Tensor(a!) value, int end) -> ()")  # declared to change the value, so that it is never left out
@@ -59,7 +62,6 @@ class Interpreted:
         self._inputs, self._constants = graph.inputs, graph.attributes
         self._leaves, self._spec = graph.leaves, graph.spec
         self._function = torch._C._create_function_from_graph("step", graph.graph)
-        weakref.finalize(self, _forget, tuple(graph.ends))
 
     def __call__(self, *values: Any) -> Any:
         """Run the program. If an op fails, and no other device sends values, Python runs it again to name the op."""
@@ -105,7 +107,6 @@ class _Graph:
         self.graph: Any = torch._C.Graph()
         self.values: dict[Node, Any] = {}  # value of each node; a list if the node has several
         self.known: dict[tuple[str, str], Any] = {}
-        self.ends: list[int] = []
         self.attributes: list[Any] = []
         self.inputs = self._inputs()
         for node in program.calls:
@@ -213,7 +214,6 @@ class _Graph:
     def _end(self, function: Callable[..., Any]) -> Any:
         number = next(_NUMBERS)
         _ENDS[number] = function
-        self.ends.append(number)
         return self._constant(number)
 
     def _insert(self, name: str, values: Sequence[Any], outputs: int) -> Any:
@@ -231,8 +231,3 @@ def _tuple(graph: Any, values: Sequence[Any]) -> Any:
     made = graph.insertNode(graph.create("prim::TupleConstruct", list(values), 1)).output()
     made.setType(torch._C.TupleType([value.type() for value in values]))
     return made
-
-
-def _forget(ends: Sequence[int]) -> None:
-    for end in ends:
-        _ENDS.pop(end, None)

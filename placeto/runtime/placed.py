@@ -71,10 +71,10 @@ class PlacedStep:
         if capture.refusal:
             raise RunError(f"{capture.graph.name} can be placed, but not run: {capture.refusal}")
         self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
-        self.meters: list[Meter] | None = None  # if set, one for each device, for the memory of the next steps
+        self.meters: list[Meter] = []  # one for each device while the memory of steps is counted, or none
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
         self.generators = generators(plan.calls, {(taker, node) for node, _, taker in plan.queues}, self.devices)
-        self.programs = plan.programs(self.generators, lambda: self.meters is not None)
+        self.programs = plan.programs(self.generators, self.meters)
         self.updates = plan.updates
         self._queues, self._owner = plan.queues, plan.owner
         self._outputs = plan.outputs
@@ -147,6 +147,14 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
 
+        for place, node in ((self._where[buffer], node) for buffer, node in self.updates):
+            if value(node).shape != leaves[place].shape:  # which torch's kernels for shapes don't tell
+                self._state.restore(leaves, before)
+                what = quote(self.capture.paths[place]) if place < len(self.capture.paths) else "an argument"
+                raise RunError(
+                    f"{self.capture.graph.name} gives {what} another shape, as observers for quantization do in their "
+                    "first step: call the module once, then place it again"
+                )
         calls = [[node for node in one.calls if node not in one.receives] for one in self.programs]
         self._state.gather(leaves, before, list(zip(given, calls, strict=True)))
         for buffer, node in self.updates:
@@ -313,12 +321,12 @@ class _Plan:
                 number = self.owner[node] = self.home.get(node, 0)
                 self._need(node, number)
 
-    def programs(self, drawn_by: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
+    def programs(self, drawn_by: Mapping[int, torch.Generator], meters: Sequence[Meter]) -> list[Program]:
         """Return (D,) programs, of which each returns a list of the outputs that its device makes.
 
         Args:
             drawn_by: the generators of random numbers, by device.
-            apart: says at each value whether CPU cores are to share no memory.
+            meters: the meters of the step that runs; with some, CPU cores share no memory.
         """
         made = []
         for number, device in enumerate(self.devices):
@@ -327,7 +335,7 @@ class _Plan:
                 if taker == number:
                     receives[node] = receiver(queue, self.devices[sender], device)
                 if sender == number:
-                    sends[node].append(sender_to(queue, device, self.devices[taker], apart))
+                    sends[node].append(sender_to(queue, device, self.devices[taker], meters))
             constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
             outputs = [node for node, owner in self.owner.items() if owner == number]
             made.append(

@@ -98,7 +98,7 @@ class Program:
         stamps = ", ".join(f"s{number}" for number in range(len(self.calls) + 1))
         lines.append(f"    return {result}, [{stamps}]" if stamp else f"    return {result}")
         exec(compile("\n".join(lines), "<program>", "exec"), constants)
-        return constants["step"]
+        return constants.pop("step")  # a function among its own globals would be freed by the garbage collector only
 
     def node_of_line(self, number: int, stamped: bool) -> Node | None:
         """Return the call in a line of the compiled source, counted from 1; None if the line has no call."""

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import AfterValidator
 
 from placeto.errors import TrainingError
 from placeto.plumbing.terminal import printable
 from placeto.policies.external import AnyPolicy, find_policy, policy_names
 from placeto.policies.weights import SUFFIX, load_weights, save_weights
 from placeto.pretrained import pretrained_path
+from placeto.problem.checks import Index, OpenRecord, Text, checked
 from placeto.problem.files import atomic_write
+from placeto.problem.messages import quote, within
+from placeto.training.saved_types import is_plain
 
 CheckpointError = TrainingError  # its name before, for one version
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
-_WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # keys whose numbers must all be finite
 _DEPTH = 16  # largest depth of dicts and lists inside one another
 _VALUES = 500_000  # most values in all dicts and lists; a value counts once for each place where it is
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    for value in _inner(values):
+        number = isinstance(value, float) and math.isfinite(value)
+        if not (value.isfinite().all() if isinstance(value, torch.Tensor) else number or not isinstance(value, float)):
+            raise ValueError("holds a NaN or an infinite number: the training went wrong")
+    return values
+
+
+_Weights = Annotated[dict[Text, Any], AfterValidator(_finite)]
+
+
+class Checkpoint(OpenRecord, total=False):
+    """What is read from checkpoints without going on with their runs; `TrainState.kind` says what else there is."""
+
+    placer: Text
+    config: dict[Text, Any]
+    parameters: _Weights
+    best_parameters: _Weights
+    average: _Weights
+    optimizer: _Weights
+    devices: Index
+    graphs: dict[Text, dict[Text, Text]]
 
 
 def checkpoint_path(path: str | Path) -> Path:
@@ -106,7 +134,8 @@ def _unpickled(path: Path) -> Any:
         if damaged is not None:
             raise zipfile.BadZipFile(f"damaged: the checksum of {damaged} is another")
         data.seek(0)
-        state = torch.load(data, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of kinds of tensors that are refused afterwards
+            state = torch.load(data, map_location="cpu", weights_only=True)
     except Exception as problem:  # damaged files raise many kinds of errors
         reason = _short(problem) or type(problem).__name__
         raise TrainingError(f"{path}: not a checkpoint ({reason})") from None
@@ -119,29 +148,29 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
     Raises:
         TrainingError: there is such a value.
     """
-    kinds = {"placer": str, "config": dict} | dict.fromkeys(_WEIGHTS, dict)
-    for key, kind in kinds.items():
-        if key in state and not isinstance(state[key], kind):
-            raise TrainingError(f"{path}: not a checkpoint: {key!r} is no {kind.__name__}")
-    pending, seen = [(key, value, 1) for key, value in state.items()], 0
+    with within(TrainingError, f"{path}: not a checkpoint"):
+        for key, value in state.items():
+            if not all(map(is_plain, _inner(value, key))):
+                raise TrainingError(f"{quote(key)} holds a value, or a tensor, of an unknown kind")
+        checked(state, Checkpoint, TrainingError)
+
+
+def _inner(value: Any, key: str = "") -> Iterator[Any]:
+    """Yield what is in dicts and lists, and in those inside them; `key` names the value in messages.
+
+    Raises:
+        TrainingError: there are too many values, or too deep ones.
+    """
+    pending, seen = [(value, 1)], 0
     while pending:
-        key, value, depth = pending.pop()
-        finite = True
-        if isinstance(value, dict | list | tuple):
-            seen += len(value)
+        item, depth = pending.pop()
+        if isinstance(item, dict | list | tuple):
+            seen += len(item)
             if depth > _DEPTH or seen > _VALUES:
-                raise TrainingError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
-            inner = value.values() if isinstance(value, dict) else value
-            pending += [(key, item, depth + 1) for item in inner]
-        elif isinstance(value, torch.Tensor):
-            dense = value.layout == torch.strided and not value.is_quantized
-            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise TrainingError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
-            finite = key not in _WEIGHTS or bool(value.isfinite().all())
-        elif isinstance(value, float):
-            finite = key not in _WEIGHTS or math.isfinite(value)
-        if not finite:
-            raise TrainingError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+                raise TrainingError(f"{quote(key)} holds too many values, or too deep ones")
+            pending += [(one, depth + 1) for one in (item.values() if isinstance(item, dict) else item)]
+        else:
+            yield item
 
 
 def policy_of(checkpoint: Mapping[str, Any], path: str | Path) -> tuple[str, AnyPolicy]:

@@ -131,12 +131,13 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
-    with _finite(config, state):
-        state.controls = _controls(learner, state, saved, run, prepared)
-    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if saved is not None:
         with matching(config.out):
             _restore(state, saved, config, learner)
+    else:
+        with _finite(config, state):
+            state.controls = _controls(learner, state, run, prepared)
+    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
     began = time.perf_counter() - state.elapsed  # seconds count from the end of the preparation
@@ -198,12 +199,8 @@ def _seen(run: Run, before: Mapping[str, Any] | None, alone: bool) -> tuple[int,
     return devices, graphs
 
 
-def _controls(
-    learner: Learner, state: TrainState, saved: Mapping[str, Any] | None, run: Run, began: float
-) -> dict[str, float]:
-    """Return the controls and the seconds of preparation since `began`, by tag; a resumed run: those of its start."""
-    if saved is not None:
-        return dict(saved["controls"])
+def _controls(learner: Learner, state: TrainState, run: Run, began: float) -> dict[str, float]:
+    """Return the controls and the seconds of preparation since `began`, by tag."""
     run.report(0.0, "judging the untrained policy and random placements")
     found = controls(learner, state, run.ranks)
     return found | {"seconds/preparation": run.ranks.of_first(time.perf_counter() - began)}
@@ -363,6 +360,9 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     if saved["problems"] != fingerprint(learner.problems, learner.validation):
         raise TrainingError(f"can't resume {config.out}: it was trained on other graphs or clusters")
     state.restore(saved)
+    for placement, (name, problem) in zip(state.elite, learner.problems.items(), strict=True):
+        if not 0 <= placement.min() <= placement.max() < problem.num_devices:
+            raise TrainingError(f"the best placement met of {name} has devices that the cluster doesn't have")
 
 
 def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:

@@ -158,6 +158,18 @@ MISTAKES = [
     ("tune net.py:net --devices cpu:0", "--devices: at least two are needed"),
     # plans
     (f"plan cifar10:test:0 {ON}", "a model is needed, whose step is split"),
+    (f"plan g.json {ON}", "a model is needed, whose step is split"),
+    (f"plan nothing.json {ON}", "'nothing.json': no such file or folder; needed is file.py:function"),
+    (f"fits no/config.json {ON}", "'no/config.json': no such file or folder; needed is file.py:function"),
+    (f"fits meta-llama/Llama-3.2-1B {ON}", "config.json, from https://huggingface.co/meta-llama/Llama-3.2-1B"),
+    (f"fits / {ON}", "'/': is a folder without a config.json that says its model_type"),
+    ("fits net.py:net --memory 24G", "'24G' must be a size such as 1GB or 512MB; did you mean 24GB? "),
+    ("fits net.py:net --memory 24GiB", "did you mean 25.7698GB? "),
+    (
+        "fits net.py:net --memory 1GB --optimizer adamw8bit",
+        "States of 8 bits aren't modelled: adam is an upper bound. ",
+    ),
+    ("fits net.py:net --memory 1GB --precision bfloat16", "Did you mean bf16? "),
     (f"plan net.py:nothing {ON}", "nothing"),
     (f"plan net.py:net {ON} --micro-batches 3", "--micro-batches 3: net: a batch of 16 can't be split into 3"),
     (f"plan net.py:net {ON} --headroom much", "'much' must be a size such as 1GB"),

@@ -1,5 +1,6 @@
 import gzip
 import json
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from placeto.problem import json_files
-from placeto.problem.json_files import MOST_NESTED, read_bytes, read_json, write_json
+from placeto.problem.json_files import MOST_NESTED, MOST_VALUES, read_bytes, read_json, write_json
 
 
 class OwnError(ValueError):
@@ -73,6 +74,50 @@ def test_damaged_gzip_files_are_refused_or_whole(tmp_path: Path, cut: int, bit: 
         path.write_bytes(damaged)
         with suppress(OwnError):
             assert read_json(path, OwnError) == document  # bits of the header, such as the date, don't matter
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated", "end"),
+    [
+        ("[", "0,", "0]"),
+        ("[", "[],", "0]"),
+        ("[", '{"a":1},', "0]"),
+        ("[", '"ab",', "0]"),
+        ("[", '"\\\\",', "0]"),
+        ("", "[[[[]]]],", "0"),
+    ],
+    ids=range(6),
+)
+def test_too_many_values_are_refused_before_they_take_memory(
+    tmp_path: Path, begin: str, repeated: str, end: str
+) -> None:
+    path, longest = tmp_path / "many.json.gz", 64 * 2**20
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(begin.encode() + repeated.encode() * (longest // len(repeated)) + end.encode())
+    tracemalloc.start()
+    try:
+        with pytest.raises(OwnError, match=r"many\.json\.gz: more than 4000000 keys and values"):
+            read_json(path, OwnError)
+        assert tracemalloc.get_traced_memory()[1] < 6 * longest
+    finally:
+        tracemalloc.stop()
+
+
+def test_values_up_to_the_limit_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "most.json"
+    path.write_text(f"[{'0,' * (MOST_VALUES - 2)}0]")
+    assert len(read_json(path, OwnError)) == MOST_VALUES - 1
+
+
+def test_long_files_are_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wide character makes all of a string of Python wide."""
+    monkeypatch.setattr(json_files, "MOST_BYTES", 100)
+    path = tmp_path / "wide.json"
+    path.write_text(f'["\U0001f600{"a" * 15}"]')
+    assert len(read_json(path, OwnError)[0]) == 16
+    path.write_text(f'["\U0001f600{"a" * 25}"]')
+    with pytest.raises(OwnError, match=r"wide\.json: so long a file must be ASCII"):
+        read_json(path, OwnError)
 
 
 def test_unpacking_is_bounded(tmp_path: Path) -> None:

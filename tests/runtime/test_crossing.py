@@ -21,7 +21,7 @@ def device(name: str, kind: str) -> LocalDevice:
 def test_cores_hand_over_the_tensor_itself_or_a_copy(apart: bool) -> None:
     queue: SimpleQueue[Any] = SimpleQueue()
     one, other = device("cpu:0", "cpu"), device("cpu:1", "cpu")
-    send, receive = sender_to(queue, one, other, lambda: apart), receiver(queue, one, other)
+    send, receive = sender_to(queue, one, other, [apart] * apart), receiver(queue, one, other)
     x = torch.randn(3)
     send(x)
     assert (receive().data_ptr() == x.data_ptr()) != apart
@@ -34,7 +34,7 @@ def test_cores_hand_over_the_tensor_itself_or_a_copy(apart: bool) -> None:
 def test_a_device_that_is_no_core_gets_its_own() -> None:
     queue: SimpleQueue[Any] = SimpleQueue()
     one, other = device("cpu:0", "cpu"), device("other", "meta")
-    sender_to(queue, one, other, lambda: True)(torch.randn(3))
+    sender_to(queue, one, other, [True])(torch.randn(3))
     assert receiver(queue, one, other)().device.type == "meta"
 
 
@@ -43,7 +43,7 @@ def test_a_core_is_done_with_what_it_has_sent_before_the_other_needs_it(apart: b
     queue: SimpleQueue[Any] = SimpleQueue()
     x = torch.randn(3)
     memory = StorageWeakRef(x.untyped_storage())
-    sender_to(queue, device("cpu:0", "cpu"), device("cpu:1", "cpu"), lambda: apart)(x)
+    sender_to(queue, device("cpu:0", "cpu"), device("cpu:1", "cpu"), [apart] * apart)(x)
     del x
     assert memory.expired() == apart
 

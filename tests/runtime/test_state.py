@@ -1,5 +1,6 @@
 """Statistics of batch norms that devices change in memory of their own."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional
 
 import placeto
 from placeto.capture.trace import trace_training
+from placeto.errors import RunError
 from placeto.runtime.changed_buffers import State
 from placeto.runtime.program import Program
 from placeto.runtime.unrolled import unrolled
@@ -77,3 +79,29 @@ def test_statistics_depend_on_the_placement_and_not_on_timing() -> None:
         step(x)
         found.add(tuple(module[1].running_mean.tolist()))
     assert len(found) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls its quantization deprecated
+@pytest.mark.parametrize("training", [True, False])
+def test_buffers_that_get_another_shape(training: bool) -> None:
+    """Observers for quantization give their buffers shapes in the first step."""
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    module, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), torch.randn(3, 6)
+    module.qconfig = get_default_qat_qconfig("fbgemm")
+    module = prepare_qat(module)
+
+    def step() -> Any:
+        how: dict[str, Any] = {"loss": square} if training else {"training": False}
+        placed = placeto.place(module, [x], cluster="2xv100", placer="roundrobin", **how)
+        return placed.compile(devices=["cpu:0", "cpu:1"])
+
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(RunError, match=r"gives '0.weight_fake_quant.scale' another shape.*: call the module once"):
+        step()(x)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    module(x)
+    twin = copy.deepcopy(module)
+    found, wanted = step()(x), square(twin(x)) if training else twin.eval()(x)
+    assert torch.equal(found, wanted)
+    assert all(map(torch.equal, module.buffers(), twin.buffers()))

@@ -12,6 +12,7 @@ from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.inputs import make_input
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
+from placeto.problem.checks import checked
 from placeto.problem.grouping import group_ops
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
@@ -262,7 +263,7 @@ def test_states_are_remembered_as_they_were(tmp_path):
     index, placement = learner._choose_starts(state, 2, same=False)
     begin = reset(batch, env, index, placement)
     episodes = rollout(state.policy, batch, env, begin, 3, state.torch_random, labels=5)
-    replay = Replay(10, batch.max_groups, 8)
+    replay = Replay(10, batch.num_groups, batch.num_devices, 8)
     replay.add(labelled_states(episodes, batch.max_groups, 8))
     assert len(replay) == 10 < replay.added == 12
     kept = [(t, b) for t in range(3) for b in range(4)][2:]  # of 3 moves of 4 episodes, in the order of moves
@@ -279,6 +280,28 @@ def test_states_are_remembered_as_they_were(tmp_path):
         assert torch.equal(known.slot + seen.first[b], labels.slot[mine])
         assert torch.equal(known.device, labels.device[mine])
         assert torch.equal(known.change, labels.change[mine])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": torch.tensor([3], dtype=torch.int32)},
+        {"placement": torch.full((1, 9), 2, dtype=torch.int16)},
+        {"group": torch.full((1, 2), 9, dtype=torch.int32)},
+        {"device": torch.full((1, 2), 2, dtype=torch.int16)},
+        {"added": 2},
+    ],
+    ids=["index", "placement", "group", "device", "added"],
+)
+def test_remembered_states_are_those_of_the_problems(change):
+    replay = Replay(4, [9, 5, 7], [2, 2, 2], 2)
+    replay.states["device"][0] = 1
+    replay.added = 1
+    again, saved = Replay(4, [9, 5, 7], [2, 2, 2], 2), replay.saved()
+    again.restore(checked(saved, replay.kind(), TrainingError))
+    assert all(np.array_equal(values, again.states[name]) for name, values in replay.states.items())
+    with pytest.raises(TrainingError, match="the remembered states"):
+        again.restore(checked(saved | change, replay.kind(), TrainingError))
 
 
 def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):

@@ -17,6 +17,7 @@ from placeto.problem.units import format_bytes, format_rate, format_us
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
+    from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import Schedule
 
 
@@ -102,6 +103,13 @@ def note_memory(what: str, schedule: Schedule) -> None:
     """Print a note on the memory that is missing, if `what` doesn't fit."""
     if missing := missing_memory(schedule):
         note(f"{what} doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
+
+
+def note_unmeasured(problem: PlacementProblem) -> None:
+    """Print a note on the devices on which no ops were measured, if there are some."""
+    if problem.unmeasured:
+        boards = ", ".join(problem.unmeasured)
+        note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transf
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
 _MOST_LAYERS = 1000
 _LONGEST = 200  # characters of a message of transformers
+_HUB = "https://huggingface.co/"
 _OF_TOKENS = "ForCausalLM", "LMHead", "ForMaskedLM", "ForConditionalGeneration"
 """Parts of the names of classes whose loss needs a label for each token, and nothing else."""
 
@@ -67,8 +69,7 @@ class ModelOptions(TrainingOptions):
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
         if not is_factory(self.model):
-            needed = "a model is needed, whose step is split into micro-batches, and no graph"
-            raise UsageError(f"{self.model!r}: {needed}: {_MODEL_HELP}")
+            raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
 
@@ -163,6 +164,18 @@ def checkpoint(module: nn.Module, on: bool) -> None:
 def _file(argument: str) -> Path:
     path = Path(argument)
     return path / "config.json" if path.is_dir() else path
+
+
+def _no_model(argument: str) -> str:
+    """Why an argument is neither a FACTORY nor a CONFIG."""
+    path = Path(argument)
+    if path.is_dir():
+        return "is a folder without a config.json that says its model_type"
+    if path.is_file() or ":" in argument:
+        return f"a model is needed, whose step is split into micro-batches, and no graph: {_MODEL_HELP}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", argument) and not argument.endswith(".json"):
+        return f"no such file or folder; nothing is downloaded: give the model's config.json, from {_HUB}{argument}"
+    return f"no such file or folder; needed is {_MODEL_HELP}"
 
 
 def _why(named: str) -> str:

@@ -57,7 +57,12 @@ def size_of(text: str) -> int:
     try:
         size = parse_bytes(number)
     except ValueError:
-        raise ValueError(f"{text!r} must be a size such as 1GB or 512MB") from None
+        meant = ""
+        if given := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B?", number, re.IGNORECASE):  # such as 24G or 24GiB
+            unit = given[2].upper()
+            larger = 1.024 ** " KMGT".index(unit) if given[3] else 1.0
+            meant = f"; did you mean {float(given[1]) * larger:.6g}{unit}B?"
+        raise ValueError(f"{text!r} must be a size such as 1GB or 512MB{meant}") from None
     if 0 < size < _LEAST and number[-1].isdigit():
         raise ValueError(f"{number} means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
     return size

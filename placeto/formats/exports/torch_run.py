@@ -249,6 +249,8 @@ def main() -> None:
     torch.manual_seed(given.seed)
     made = find(factory)(**plan["settings"])
     module, inputs, *rest = made
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of((inputs, rest[1:])))):
+        sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')
     loss = find_loss(plan["loss"]) if plan["loss"] else rest[0]
     targets = rest[1] if len(rest) > 1 else ()
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)

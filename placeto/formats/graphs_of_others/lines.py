@@ -10,6 +10,8 @@ from placeto.errors import GraphError
 from placeto.problem.json_files import read_bytes
 
 _MARK = "\ufeff".encode()  # the byte order mark, with which some editors begin a file
+_MOST_LINES = 1_000_000
+_ENDS = b"\n\r\x0b\x0c\x1c\x1d\x1e\x85\xa8\xa9"  # bytes of which one is in each end of a line
 
 
 def plain_name(path: str | Path) -> str:
@@ -45,7 +47,10 @@ def read_lines(path: str | Path, kind: str) -> list[str]:
         GraphError: the file isn't text in UTF-8, is damaged, or is too large.
         OSError: the file can't be read.
     """
+    data = read_bytes(path, GraphError).removeprefix(_MARK)
+    if sum(data.count(end) for end in _ENDS) > _MOST_LINES:
+        raise GraphError(f"{path}: more than {_MOST_LINES} lines, the most that are read of a {kind}")
     try:
-        return read_bytes(path, GraphError).removeprefix(_MARK).decode().splitlines()
+        return data.decode().splitlines()
     except UnicodeDecodeError:
         raise GraphError(f"{path}: not a {kind}: not a text file") from None

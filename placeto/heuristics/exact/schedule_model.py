@@ -34,7 +34,7 @@ def ortools() -> Any:
     try:
         return importlib.import_module("ortools.sat.python.cp_model")
     except ImportError:
-        raise PlacerError('the placer exact needs OR-tools: pip install "placeto[exact]"') from None
+        raise PlacerError("the placer exact needs OR-tools: pip install ortools") from None
 
 
 class ScheduleModel:

@@ -94,7 +94,7 @@ THROUGHPUT = {"free": free, "contiguous": contiguous}
 def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguous: bool) -> StreamPlacement:
     began, seconds = time.perf_counter(), SECONDS if seconds is None else seconds
     if not contiguous and not can_search():
-        raise PlacerError('free splits need OR-tools: pip install "placeto[exact]", or take the placer contiguous')
+        raise PlacerError("free splits need OR-tools: pip install ortools, or take --placer contiguous")
     stream = stream_of(problem)
     single_units = stream.num_units
     ideals = all_ideals(stream) if single_units <= _MOST_UNITS else None

@@ -35,7 +35,8 @@ OpRecord = record_type(
         **{column.key: _told(column.kind, column.meaning, default=column.usual) for column in COLUMNS.values()},
         "outputs": _told(
             list[Size],
-            "bytes of each tensor that it makes, in order. If the storage of a tensor is larger, an output that no op reads stands for the rest. Default: `[]`",
+            "bytes of each tensor that it makes, in order. If the storage of a tensor is larger, an output that no op "
+            "reads stands for the rest. Default: `[]`",
         ),
         "inputs": _told(
             list[_Input], "the tensors that it reads, each as `[op name, index of that op's output]`. Default: `[]`"

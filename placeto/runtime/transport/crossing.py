@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +21,7 @@ class Stopped(Exception):
 
 
 def sender_to(
-    queue: SimpleQueue[Any], device: LocalDevice, taker: LocalDevice, apart: Callable[[], bool]
+    queue: SimpleQueue[Any], device: LocalDevice, taker: LocalDevice, meters: Sequence[Any]
 ) -> Callable[[Any], None]:
     """Return a function that puts a value of a device into a queue; a GPU's value with the event that completes it.
 
@@ -29,8 +29,8 @@ def sender_to(
         queue: the queue that the value goes through.
         device: the device that makes the value.
         taker: the device that needs the value.
-        apart: says at each value whether CPU cores are to share no memory. The sender then makes the copy, as only its
-            own calls decide how long it keeps a value, however late the other core needs it.
+        meters: the meters of the step that runs. With some, CPU cores share no memory. The sender then makes the copy,
+            as only its own calls decide how long it keeps a value, however late the other core needs it.
     """
     if not device.is_cpu:
 
@@ -44,7 +44,7 @@ def sender_to(
         return queue.put
 
     def share(value: Any) -> None:
-        if apart():
+        if meters:
             with _disable_current_modes():  # the copy counts where it is read
                 value = _each(lambda part: copied(part, part.device), value)
         queue.put(value)

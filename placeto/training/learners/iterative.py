@@ -109,7 +109,8 @@ class IterativeLearner:
         scores = [np.inf if family.batch.measure else starts.score[0] for starts in family.starts]
         state = TrainState.fresh(self.config, family.best_starts, np.array(scores))
         if learning.replay and learning.supervised:
-            state.replay = Replay(learning.replay, family.batch.max_groups, learning.labels)
+            batch = family.batch
+            state.replay = Replay(learning.replay, batch.num_groups, batch.num_devices, learning.labels)
         return state
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:

@@ -9,19 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from placeto.environment.instance import Measure
+from placeto.errors import TrainingError
 from placeto.policies.external import find_policy
+from placeto.problem.checks import Index, Number, OneOf, checked, record_type
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import capture_random, restore_random
 from placeto.training.learners.replay import Replay
 from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import Stopwatch
+from placeto.training.saved_types import Finite, Numbered, TensorOf, like
+from placeto.training.tags import TAGS
 
 RANDOM = 4  # number of random passes, or random placements, of each validation problem
 Prepared = TypeVar("Prepared")
@@ -47,6 +52,7 @@ class TrainState:
     average: dict[str, Tensor] = field(default_factory=dict)  # moving average of the parameters after each iteration
     replay: Replay | None = None  # remembered states; None = none are remembered
     history: dict[int, Tensor] = field(default_factory=dict)  # earlier rounds for the reward baseline, by problem
+    history_shapes: tuple[tuple[int | None, ...], ...] = ()  # (C,) shape of each, None = any length; () without history
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
     controls: dict[str, float] = field(default_factory=dict)  # numbers of the controls, by tag; they don't change
@@ -110,15 +116,39 @@ class TrainState:
             "elapsed": self.elapsed,
         }
 
+    def kind(self, averaged: bool) -> Any:
+        """Return the type of what `saved` returns, later in the run of this state.
+
+        Args:
+            averaged: whether there is a moving average of the parameters.
+        """
+        now, parameters = self.saved(), list(self.policy.parameters())
+        moments = [like({"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}) for p in parameters]
+        history = [Annotated[Any, TensorOf(shape, torch.float32)] for shape in self.history_shapes]
+        optimizer = Annotated[Any, Numbered(tuple(moments))]
+        varying: dict[str, Any] = {
+            "average": like(now["parameters"] if averaged else {}),
+            "best_validation": Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=True)],
+            "optimizer": record_type("Optimizer", {"state": optimizer, "param_groups": Any}, {}),
+            "history": Annotated[Any, Numbered(tuple(history))],
+            "replay": None if self.replay is None else self.replay.kind() | None,
+            "improvements": dict[Index, list[tuple[Index, Number, Number]]],
+            "controls": dict[Annotated[str, OneOf(tuple(TAGS))], Finite],
+            "elapsed": Number,
+        }
+        return record_type("State", {key: varying[key] if key in varying else like(now[key]) for key in now}, {})
+
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state that `saved` returned, but for the controls.
+        """Restore the state that `saved` returned.
 
         Raises:
-            TrainingError: it has other random generators than this state.
+            TrainingError: it isn't of this run, such as of other parameters or problems.
         """
+        kind = self.kind(averaged=bool(saved.get("average")))
+        saved = checked({key: saved[key] for key in kind.__annotations__ if key in saved}, kind, TrainingError)
         self.policy.load_state_dict(saved["parameters"])
-        self.average = dict(saved["average"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.average = saved["average"]
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": saved["optimizer"]["state"]})
         restore_random(saved["random"], [self.torch_random, self.random])
         self.elite, self.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
         self.best_validation = saved["best_validation"]
@@ -126,8 +156,7 @@ class TrainState:
             self.best_parameters = dict(saved["best_parameters"])
         if self.replay is not None and saved["replay"] is not None:  # None once the supervised stage is over
             self.replay.restore(saved["replay"])
-        self.history = dict(saved["history"])
-        self.improvements = {index: list(points) for index, points in saved["improvements"].items()}
+        self.history, self.improvements, self.controls = saved["history"], saved["improvements"], saved["controls"]
         self.iteration, self.simulations = saved["iteration"], saved["simulations"]
         self.elapsed = saved["elapsed"]
 

@@ -104,6 +104,9 @@ class OneShotLearner:
         config, count = self.config, len(self.family.inputs)
         elite = np.zeros((count, self.family.batch.max_ops), np.int64)
         state = TrainState.fresh(config, elite, np.full(count, np.inf), config.device)
+        remembered = {"moving": (), "trials": (2,)}
+        if config.learning.baseline in remembered:
+            state.history_shapes = (remembered[config.learning.baseline],) * count
         for graph in (*self.family.inputs, *self.held_out.inputs):
             _policy(state).check(graph)
         return state

@@ -7,13 +7,17 @@ moves a state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from placeto.errors import TrainingError
+from placeto.problem.checks import Index, record_type
 from placeto.training.rollout import MISSING, Labels, Rollout
+from placeto.training.saved_types import TensorOf
 
 Arrays = dict[str, np.ndarray]
 """Fields of states, by name: "index" (...), the training problem; "placement" and "visited" (..., G); and those of
@@ -50,10 +54,18 @@ def labelled_states(episodes: Rollout, groups: int, labels: int) -> Arrays:
 
 
 class Replay:
-    """Remembers the last R = `size` labelled states. Its length is the number of states that it has."""
+    """Remembers the last R labelled states. Its length is the number of states that it has.
 
-    def __init__(self, size: int, groups: int, labels: int) -> None:
-        self.states = empty_states((size,), groups, labels)
+    Args:
+        size: R.
+        groups: (C,) groups of each training problem.
+        devices: (C,) devices of each training problem.
+        labels: L.
+    """
+
+    def __init__(self, size: int, groups: ArrayLike, devices: ArrayLike, labels: int) -> None:
+        self.groups, self.devices = np.array(groups), np.array(devices)
+        self.states = empty_states((size,), int(self.groups.max()), labels)
         self.added = 0  # number of all states that were ever added
 
     def __len__(self) -> int:
@@ -91,8 +103,31 @@ class Replay:
             **{name: torch.from_numpy(values[: len(self)]) for name, values in self.states.items()},
         }
 
+    def kind(self) -> Any:
+        """Return the type of what `saved` returns later."""
+        states = {name: torch.from_numpy(values) for name, values in self.states.items()}
+        of = {name: Annotated[Any, TensorOf((None, *one.shape[1:]), one.dtype)] for name, one in states.items()}
+        return record_type("Replay", {"added": Index, **of}, {})
+
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore the states that `saved` returned."""
+        """Restore the states that `saved` returned.
+
+        Raises:
+            TrainingError: they aren't states of the training problems, or not as many as were remembered.
+        """
         self.added = saved["added"]
+        states = {name: saved[name].numpy() for name in self.states}
+        count, index = len(self), states["index"]
+        if any(len(values) != count for values in states.values()) or not _all_in(index, 0, len(self.groups)):
+            raise TrainingError("the remembered states are of other problems")
+        groups, devices = self.groups[index][:, None], self.devices[index][:, None]
+        labelled = np.where(states["device"] == MISSING, 0, states["group"])
+        there = _all_in(states["placement"], 0, devices) and _all_in(states["device"], MISSING, devices)
+        if not (there and _all_in(labelled, 0, groups)):
+            raise TrainingError("the remembered states have groups or devices that the problems don't have")
         for name, values in self.states.items():
-            values[: len(self)] = saved[name].numpy()
+            values[:count] = states[name]
+
+
+def _all_in(values: np.ndarray, least: int, beyond: int | np.ndarray) -> bool:
+    return bool(((values >= least) & (values < beyond)).all())

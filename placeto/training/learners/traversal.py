@@ -52,7 +52,9 @@ class TraversalLearner:
     def initial_state(self) -> TrainState:
         """Make a state with a fresh policy, in which no placement was met."""
         count, most = len(self.walks), max(walk.num_groups for walk, _ in self.walks)
-        return TrainState.fresh(self.config, np.zeros((count, most), np.int64), np.full(count, np.inf))
+        state = TrainState.fresh(self.config, np.zeros((count, most), np.int64), np.full(count, np.inf))
+        state.history_shapes = tuple((None, walk.num_groups) for walk, _ in self.walks)
+        return state
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """Run one iteration: this rank's traversals of a graph drawn at random, and one gradient step.
