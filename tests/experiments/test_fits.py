@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-import torch
 
-from experiments.fits import LABELS, Fit, FitConfig, collect, fit, judge, neighbours, states_of
+from experiments.fits import LABELS, FitConfig, collect, neighbours, states_of
 from placeto.environment.instance import make_instance
 from placeto.simulator.schedule import simulate
 from tests.cases import toy_problem
@@ -42,17 +41,6 @@ def test_labels_are_what_the_moves_lead_to(problem):
                 more[other] = device
                 after_one.append(makespan(more))
             assert states.change["follow"][s, m] <= min(after_one) / before - 1 + 1e-5
-
-
-@pytest.mark.slow
-def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
-    states = collect([problem], False, 16, 12, ("single",), 0)
-    long, again = (fit(states, Fit(steps=100), 8) for _ in range(2))
-    for one, other in zip(long.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-    short = judge(fit(states, Fit(steps=1), 8), states, "single")
-    assert judge(long, states, "single").correlation > short.correlation + 0.2
-    assert 0.0 <= short.first <= short.best_of_eight <= 1.0
 
 
 def test_problems_that_judge_are_others(tmp_path):
