@@ -130,26 +130,6 @@ def test_arguments_are_never_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
     assert not gone.exists()
 
 
-def text() -> str:
-    return "neither a module nor inputs"
-
-
-@pytest.mark.parametrize(
-    ("factory", "says"),
-    [
-        ("tests.no_such:model", "there is no module 'tests.no_such'"),
-        (".captures:mlp", "a relative name; write the whole of it"),
-        (":model", "must be package.module:function"),
-        ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
-        ("tests.cli.test_cli_capture:deep(2)", "deep(2): the loss must be a scalar tensor"),
-        ("tests.command_line:OPS", "is not a function"),
-        ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
-    ],
-)
-def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in fails(capsys, "capture", factory, "-o", tmp_path / "graph.json")
-
-
 def counting() -> tuple[nn.Module, list[torch.Tensor], object]:
     class Counting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -185,18 +165,6 @@ def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("capture", tmp_path / "no.onnx", "-o", out), "there is no file"),
     ):
         assert message in fails(capsys, *arguments)
-
-
-@pytest.mark.filterwarnings("default::placeto.problem.graph.uncounted.UncountedWarning")
-def test_ops_of_other_domains_in_onnx_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    onnx = pytest.importorskip("onnx")
-    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in "xy"]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Mine", ["x"], ["y"], domain="own")], "g", infos[:1], infos[1:]
-    )
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("own", 1)]), tmp_path / "net.onnx")
-    assert run("place", tmp_path / "net.onnx", "--cluster", "2xv100", "--placer", "single") == 0
-    assert "net.onnx: there is no formula for the FLOPs of onnx.own.Mine (1 op)" in capsys.readouterr().err
 
 
 def test_computing_ops_without_a_formula_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
