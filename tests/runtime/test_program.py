@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from placeto.capture.trace import trace_inference
 from placeto.runtime.program import Program, _on_host
-from placeto.runtime.real_steps import RealStep, real_training
+from placeto.runtime.real_steps import RealStep, real_inference, real_training
 from tests.parts import Parts
 
 
@@ -34,6 +34,13 @@ def test_gradients_are_those_of_the_module_to_the_bit() -> None:
         loss, *gradients = Program.of(real.capture.traced).compile()(*real.leaves)
     assert all(torch.equal(a, b) for a, b in zip(gradients, real.eager(), strict=True))
     assert loss.ndim == 0
+
+
+def test_inference_is_that_of_the_module() -> None:
+    real = real_inference(net(), [torch.randn(5, 2, 8, 8)])
+    with torch.no_grad():
+        (output,) = Program.of(real.capture.traced).compile()(*real.leaves)
+        assert torch.equal(output, real.eager())
 
 
 def test_stamps_are_made_before_the_first_call_and_after_each() -> None:
