@@ -167,6 +167,18 @@ def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in fails(capsys, *arguments)
 
 
+@pytest.mark.filterwarnings("default::placeto.problem.graph.uncounted.UncountedWarning")
+def test_ops_of_other_domains_in_onnx_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in "xy"]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Mine", ["x"], ["y"], domain="own")], "g", infos[:1], infos[1:]
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("own", 1)]), tmp_path / "net.onnx")
+    assert run("place", tmp_path / "net.onnx", "--cluster", "2xv100", "--placer", "single") == 0
+    assert "net.onnx: there is no formula for the FLOPs of onnx.own.Mine (1 op)" in capsys.readouterr().err
+
+
 def test_computing_ops_without_a_formula_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "exponential.py"
     file.write_text(
