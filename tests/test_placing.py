@@ -162,9 +162,7 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
         ({"cluster": 4}, ClusterError, "a cluster is the name of a preset, such as '4xv100', .*, not 4"),
         ({"cluster": "nope.json"}, ClusterError, "cluster 'nope.json': there is no such file; presets are 2xk80"),
         ({"cluster": None, "devices": "cpu:0"}, TypeError, "must be a list of names, such as .*, not 'cpu:0'"),
-        ({"inputs": meta(2, 8)}, CaptureError, "must be a sequence of arguments, such as .*, not a tensor"),
         ({"loss": "mse"}, CaptureError, "the loss must be a function of the module's output, not a str"),
-        ({"loss": nn.MSELoss}, CaptureError, "the loss is the class MSELoss: give an instance"),
         ({"loss": torch.sum, "optimizer": "sdg"}, ValueError, "optimizer must be one of sgd, .*, not 'sdg'"),
         (
             {"placer": "hefty"},
@@ -180,7 +178,6 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
         ({"whole_modules": "0"}, TypeError, "whole_modules must be True, or a list of paths of modules, not '0'"),
         ({"whole_modules": ["nothing"]}, PlanError, "Sequential has no module 'nothing'; there are 0"),
         ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
-        ({"model": nn.Linear}, CaptureError, "not the class Linear: give an instance"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
