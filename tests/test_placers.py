@@ -56,7 +56,7 @@ def test_placers_keep_modules_whole_where_asked() -> None:
     graph = resolve_graph("ptb:test:0")[1]
     problem = PlacementProblem(graph, load_cluster("4xv100"))
     unit = whole_modules(graph).colocation
-    for name in ("etf", "multilevel"):
+    for name in ("random", "etf", "multilevel", "placeto"):
         result = load_placer(name, whole_modules=True)(problem, simulations=60)
         assert result.problem is problem
         assert all(len(set(result.placement[unit == one])) == 1 for one in np.unique(unit[unit >= 0]))

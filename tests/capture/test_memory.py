@@ -39,16 +39,6 @@ def test_linear_takes_its_parameters_once_in_inference_and_four_times_in_trainin
     assert record(graph, "grad/mm")["resident_outputs"] == [0]
 
 
-def test_frozen_parameters_and_buffers_count_once() -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
-    module[0].requires_grad_(False)
-    graph = training(module, meta(2, 8))
-    problem = PlacementProblem(graph, load_cluster("2xv100"))
-    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8) + 8, 4 * (8 + 8 + 8 * 8)
-    assert problem.resident_bytes.sum() == frozen + buffers + 4 * trained
-    assert record(graph, "0.weight")["trained_bytes"] == 0
-
-
 @pytest.mark.parametrize(
     ("optimizer", "made"),
     [

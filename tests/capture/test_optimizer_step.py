@@ -36,8 +36,3 @@ def test_frozen_parameters_have_none_and_constant_gradients_no_edge() -> None:
     assert updates == ["added/adam"]
     assert record(graph, "added/adam")["inputs"] == [["added", 0]]
     assert record(graph, "added/adam")["colocation"] == record(graph, "added")["colocation"]
-
-
-def test_unknown_optimizers_are_refused() -> None:
-    with pytest.raises(ValueError, match="optimizer"):
-        capture_training(mlp(), [meta(2, 8)], lambda y: y.sum(), optimizer="sophia", optimizer_step=True)

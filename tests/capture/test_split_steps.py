@@ -12,7 +12,7 @@ from placeto.capture.trace import capture_inference, capture_training
 from placeto.errors import CaptureError
 from placeto.runtime.program import Program
 from placeto.runtime.real_steps import real_inference, real_training
-from tests.captures import Checkpointed, Made, Shared, linears, meta, mlp, square
+from tests.captures import Checkpointed, Made, Shared, meta, mlp, square
 
 
 def model() -> nn.Sequential:
@@ -63,13 +63,6 @@ def test_gradients_are_those_of_the_whole_batch(count: int) -> None:
     assert step.eager is not None
     assert torch.allclose(loss, nn.functional.cross_entropy(model()(X), Y))
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
-
-
-def test_a_chain_becomes_a_pipeline() -> None:
-    how: Any = {"loss": lambda y: y.sum(), "cluster": "4xa100", "simulations": 200}
-    chain, x = linears(8, 2048, device="meta"), meta(4096, 2048)
-    whole, parts = (placeto.place(chain, [x], micro_batches=count, **how) for count in (1, 4))
-    assert parts.makespan_us < 0.75 * whole.makespan_us
 
 
 def test_inference_is_a_stream_of_requests() -> None:

@@ -130,26 +130,6 @@ def test_arguments_are_never_evaluated(tmp_path: Path, capsys: pytest.CaptureFix
     assert not gone.exists()
 
 
-def text() -> str:
-    return "neither a module nor inputs"
-
-
-@pytest.mark.parametrize(
-    ("factory", "says"),
-    [
-        ("tests.no_such:model", "there is no module 'tests.no_such'"),
-        (".captures:mlp", "a relative name; write the whole of it"),
-        (":model", "must be package.module:function"),
-        ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
-        ("tests.cli.test_cli_capture:deep(2)", "deep(2): the loss must be a scalar tensor"),
-        ("tests.command_line:OPS", "is not a function"),
-        ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
-    ],
-)
-def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in fails(capsys, "capture", factory, "-o", tmp_path / "graph.json")
-
-
 def counting() -> tuple[nn.Module, list[torch.Tensor], object]:
     class Counting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

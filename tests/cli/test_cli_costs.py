@@ -7,15 +7,10 @@ import pytest
 
 from placeto.formats.placement import load_placement
 from placeto.problem.costs import EFFICIENCY, load_costs
-from placeto.problem.graph import ComputationGraph, load_graph, save_graph
+from placeto.problem.graph import ComputationGraph, save_graph
 from tests.command_line import run
 
 TABLE = {"format": "placeto.efficiency/1", "constant": 0.5, "entries": []}
-MODEL = """
-from torch import nn, randn
-def linear():
-    return nn.Sequential(nn.Linear(4, 4)), [randn(2, 4)], lambda y: y.sum()
-"""
 
 
 @pytest.fixture
@@ -69,12 +64,3 @@ def test_evaluation_keeps_rows_of_the_same_costs_only(
     assert rows[0]["key"] != rows[1]["key"]
     assert rows[1] == rows[2], "taken from the file, its seconds included"
     assert rows[0]["makespan_us"] < rows[1]["makespan_us"]
-
-
-def test_capture_in_a_precision(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    factory, out = f"{tmp_path / 'model.py'}:linear", tmp_path / "graph.json"
-    for precision, dtype in (("tf32", "tf32"), ("bf16", "bfloat16")):
-        assert run("capture", factory, "-o", out, "--precision", precision) == 0
-        graph = load_graph(out)
-        assert graph.dtypes[graph.op_types.index("aten.addmm")] == dtype

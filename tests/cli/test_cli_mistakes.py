@@ -30,6 +30,9 @@ def broken():
             raise ValueError("no such luck")
     return Broken(2, 2), [torch.randn(2)], lambda y: y.sum()
 
+def deep(depth: int):
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)]), [torch.empty(2, 4)]
+
 def text():
     return "neither a module nor inputs"
 """
@@ -124,6 +127,11 @@ MISTAKES = [
     (f"evaluate g.json {ON} --placers single --split train", "--split is for the graphs of a --family"),
     (f"evaluate g.json {ON} --placers single,etf --seeds {10**18}", f"these are {2 * 10**18} placements of 1 graph"),
     # captures
+    ("capture .captures:mlp -o a.json", "a relative name; write the whole of it"),
+    ("capture :model -o a.json", "must be package.module:function"),
+    ("capture net.py:deep -o a.json", "missing a required argument: 'depth'; it is deep(depth: int"),
+    ("capture net.py:deep(2) -o a.json", "deep(2): the loss must be a scalar tensor"),
+    ("capture tests.command_line:OPS -o a.json", "is not a function"),
     (f"place {MODEL} --micro-batches 3", "a batch of 16 can't be split into 3 micro-batches"),
     (f"place {MODEL} --loss mse", "--loss 'mse': must be sum, mean, file.py:function, or one of binary_cross_"),
     (f"place {MODEL} --loss net.py:nothing", "net.py has no function 'nothing'"),

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.fit_efficiency import (
-    PRODUCTS,
     FitEfficiency,
     Op,
-    constant_of,
     entries,
     fit,
     held_out_error,
@@ -39,36 +37,6 @@ def test_known_factors_are_found_again() -> None:
     assert found.slope == pytest.approx(0.2, abs=0.03)
     assert found.fixed_us == pytest.approx(5.0, rel=0.05)
     assert held_out_error(ops(), lambda some: fit(some, 0.6)) < 0.02
-
-
-def test_the_constant_is_the_same_for_every_device_of_many_rows_or_few() -> None:
-    def made(device: str, share: float, count: int) -> list[Op]:
-        return [Op("Vidur", device, "float32", "matmul", 60.0, 1.0, 0.0, 60.0 / share)] * count
-
-    assert constant_of([*made("a", 0.5, 1000), *made("b", 0.6, 10), *made("c", 0.8, 10)]) == pytest.approx(0.6)
-
-
-def test_entries_of_devices_and_their_mean() -> None:
-    made = [*ops("p100", compute=0.4), *ops("v100", compute=0.6), *ops("t4", count=7)]
-    first, second, mean = entries(made, 0.6)
-    assert [first["device"], second["device"], mean["device"]] == ["p100", "v100", "*"]
-    assert mean["devices"] == ["p100", "v100"], "seven rows make no entry"
-    assert mean["compute"] == pytest.approx(np.sqrt(first["compute"] * second["compute"]), abs=1e-3)
-    assert first["roofline_error"] > 0.3 > 0.05 > first["held_out_error"]
-
-
-def test_boards_with_large_products_have_the_mean_scaled_to_them() -> None:
-    half = [dataclasses.replace(op, dtype="float16") for op in ops()]
-    boards = {entry["device"]: entry for entry in entries(half, 0.6)}
-    product = next(product for product in PRODUCTS if product.kind == "rtx4090" and product.n == 8192)
-    assert set(boards) == {"v100", "*", "rtx3090", "rtx4090"}
-    entry = boards["rtx4090"]
-    assert entry["memory"] == boards["*"]["memory"]
-    assert entry["compute"] > boards["*"]["compute"]
-    share = (
-        entry["compute"] * min(product.op().compute_us / product.op().memory_us, entry["ratios"][1]) ** entry["slope"]
-    )
-    assert share == pytest.approx(product.rate / product.peak, rel=0.1)
 
 
 def test_the_projects_own_ops_are_read_with_layouts_and_aligned_products(tmp_path: Path) -> None:

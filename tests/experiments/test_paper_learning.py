@@ -1,9 +1,8 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from experiments.paper_learning import OWN, RANDOMLY, TRAINED, UNTRAINED, Cell, PaperLearningConfig, main, plan, table
+from experiments.paper_learning import PaperLearningConfig, main, plan
 from placeto.training.config import TraversalLearningConfig
 
 
@@ -19,15 +18,6 @@ def test_runs_are_of_the_training_graphs_and_disjoint_from_the_test_graphs() -> 
             assert not set(run.graphs) & set(run.validation)
             assert not {*run.graphs, *run.validation} & set(cell.graphs)
         assert [run.graphs for run in cell.own] == [cell.graphs[:1]]
-
-
-def test_table_by_hand() -> None:
-    one = {who: np.array([[0.9, 0.7]]) for who in (UNTRAINED, RANDOMLY, "metis", "expert", "best cheap heuristic")}
-    end = one | {TRAINED: np.array([[0.5, 0.8], [0.3, 0.4]]), OWN: np.array([[0.45]]), "expert": np.array([[0.6, 0.8]])}
-    line = table({Cell("nmt", "4xk80", (), (), ()): (end, {TRAINED: end[TRAINED], RANDOMLY: one[RANDOMLY]})})[1]
-    assert line[:3] == ["nmt, 4xk80", "0.500 ± 0.212", "0.500 ± 0.212"]
-    assert line[9:12] == ["-0.300 ± 0.200", "-0.200 ± 0.000", "-0.300 ± 0.200"]
-    assert line[-2:] == ["75 %", "0.450; there the family's 0.400 ± 0.141"]
 
 
 @pytest.mark.slow

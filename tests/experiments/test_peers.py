@@ -3,23 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.peers import critical_path, cut_schedule, equal_devices
+from experiments.peers import cut_schedule, equal_devices
 from placeto.formats.graphs_of_others.stg import load
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from tests.cases import problem_of
-
-
-def test_critical_path_takes_the_long_chain_first_and_splits_the_fork() -> None:
-    ops = [{"name": "long", "time_us": {"*": 30.0}}]
-    ops += [{"name": f"short{i}", "time_us": {"*": 10.0}} for i in range(3)]
-    problem = problem_of(ops, equal_devices(2), mode="inference")
-    assert critical_path(problem, 1, 0) == 30.0
-    # A chain whose tensors take longer to send than to wait for stays on one device.
-    ops = [{"name": f"op{i}", "time_us": {"*": 10.0}, "outputs": [50]} for i in range(3)]
-    ops = [op | {"inputs": [[f"op{i - 1}", 0]] if i else []} for i, op in enumerate(ops)]
-    problem = problem_of(ops, equal_devices(2), mode="inference")
-    assert critical_path(problem, 1, 0) == 30.0
 
 
 @pytest.mark.parametrize("sent", [0, 10])

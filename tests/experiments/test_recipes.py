@@ -1,35 +1,8 @@
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
-from experiments.recipes import BANDWIDTH, DEVICES, SPEED, Recipe, random_cluster, training_problems
+from experiments.recipes import Recipe, training_problems
 from placeto.pretrained import TRAINED_ON
 from placeto.simulator.schedule import simulate
-
-
-def small(out):
-    recipe = Recipe(out, graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=1)
-    learning = replace(recipe.training.learning, graphs=2, supervised_moves=3, labels=4, replay=20)
-    return replace(recipe, training=replace(recipe.training, iterations=4, validate_every=2, learning=learning))
-
-
-def test_the_same_recipe_makes_the_same_problems(tmp_path):
-    first, second = (training_problems(small(tmp_path)) for _ in range(2))
-    assert list(first) == list(second)
-    assert [p.cluster.hash for p in first.values()] == [p.cluster.hash for p in second.values()]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_clusters_stay_within_their_limits(seed):
-    cluster = random_cluster(np.random.default_rng(seed), "random")
-    assert DEVICES[0] <= cluster.num_devices <= DEVICES[1]
-    apart = ~np.eye(cluster.num_devices, dtype=bool)
-    assert (cluster.bandwidth[apart] <= BANDWIDTH[1] / 1e6).all()
-    assert (cluster.bandwidth[apart] >= BANDWIDTH[0] / 10e6).all()
-    speeds = {device.peak() for device in cluster.devices}
-    assert len(speeds) <= 2
-    assert max(speeds) / min(speeds) <= max(SPEED[1], 1 / SPEED[0])
 
 
 def test_some_problems_have_roofline_costs_and_some_hardly_the_memory():

@@ -21,7 +21,7 @@ from placeto.errors import PlanError
 from placeto.formats.exports import device_map, modules_dot, save_graphml
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.whole_modules import module_units, whole_modules
+from placeto.problem.step.whole_modules import module_units
 from placeto.simulator.schedule import Schedule
 from tests.captures import Made
 from tests.command_line import fails, run
@@ -96,18 +96,6 @@ def test_a_module_goes_where_most_of_its_time_is_and_what_agrees_is_said_once() 
     assert device_map(made({"blocks.1.0": 1, "blocks.1.2": 1})).modules["blocks.1"] == 1
     tied = device_map(made({"blocks": 1, "head": 2}, tied=True)).modules
     assert tied["embedding"] == tied["head"]
-
-
-def test_every_placer_keeps_modules_whole() -> None:
-    graph = capture_training(Model(tied=True), [WORDS], lambda y: y.square().mean())
-    units = module_units(graph)
-    for placer in ("random", "etf", "multilevel", "placeto"):
-        result = placeto.place(graph, cluster="4xp100", whole_modules=True, placer=placer, simulations=60)
-        for unit in range(len(units.names) - 1):
-            assert len(np.unique(result.placement[units.unit == unit])) == 1, (placer, units.names[unit])
-        assert result.problem.graph is graph
-        assert result.makespan_us == result.schedule().makespan_us
-    assert whole_modules(graph).colocation.max() < graph.num_ops
 
 
 def test_the_picture_has_boxes_that_can_be_counted(tmp_path: Path) -> None:

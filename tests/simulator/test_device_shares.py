@@ -7,19 +7,6 @@ from placeto.simulator.readings.device_shares import device_shares
 from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.reference import random_problem
-from tests.toys import work
-
-
-def test_a_device_that_computes_while_it_sends_is_busy() -> None:
-    ops = [
-        {"name": "a", "outputs": [7], **work(10.0)},
-        {"name": "b", "inputs": [["a", 0]], **work(20.0)},
-        {"name": "c", "inputs": [["a", 0]], **work(3.0)},
-    ]
-    problem = problem_of(ops, 3, mode="inference")
-    schedule = simulate(problem, np.array([0, 1, 0]))  # a to 10, sent to 17, c on the same device to 13, b to 37
-    assert schedule.makespan_us == 37.0
-    assert device_shares(schedule) == pytest.approx(np.array([[13, 4, 20], [20, 0, 17], [0, 0, 37]]) / 37)
 
 
 def test_a_step_that_takes_no_time_is_waiting() -> None:

@@ -62,53 +62,6 @@ def test_a_list_waits_for_its_head() -> None:
     assert [ops.tolist() for ops in listed.device_order] == [[0, 2, 1], [3, 4]]
 
 
-def test_by_priority_a_link_sends_first_what_is_waited_for_most() -> None:
-    """a's three outputs, 1 us each, go to p, q and r on a device each."""
-    ops = [op("a", 1.0, outputs=(1000,) * 3), op("p", 1.0, "a.0"), op("q", 5.0, "a.1"), op("r", 10.0, "a.2")]
-    graph = ComputationGraph.from_ops("fan", ops)
-    ends = {
-        dispatch: simulate(PlacementProblem(graph, plain_cluster(4), dispatch=dispatch), np.arange(4)).finish_us[1:]
-        for dispatch in ("fifo", "priority", "list")
-    }
-    assert ends["priority"].tolist() == [5.0, 8.0, 12.0]
-    assert ends["fifo"].tolist() == ends["list"].tolist() == [3.0, 8.0, 14.0]
-
-
-PAIR_OF_CHAINS = [op(f"a{n}", 10.0, outputs=(5000,)) for n in range(2)] + [op(f"b{n}", 1.0, f"a{n}") for n in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("bandwidth", "start"),
-    [
-        (500.0, [20.0, 30.0]),  # the card carries one transfer of 10 us after the other
-        (1000.0, [15.0, 20.0]),
-        (2000.0, [15.0, 17.5]),  # half of it is free beside a transfer, which a pair's link holds to 1000
-    ],
-)
-def test_transfers_queue_for_a_shared_link(bandwidth: float, start: list[float]) -> None:
-    card = SharedLink("card of host 0, out", bandwidth, ("d0", "d1"), ("d2", "d3"))
-    problem = problem_of(PAIR_OF_CHAINS, plain_cluster(4, shared=(card,)))
-    schedule = simulate(problem, np.arange(4))
-    assert schedule.start_us[2:].tolist() == start
-    assert simulate(problem, np.array([0, 2, 1, 3])).start_us[2:].tolist() == [15.0, 15.0], (
-        "within hosts it isn't crossed"
-    )
-    wait = start[1] - start[0]
-    assert schedule.slack_us.tolist() == [0.0, wait, wait, 0.0]
-
-
-def test_free_links_let_everything_leave_at_once() -> None:
-    ops = [op("a", 10.0, outputs=(1000, 1000)), op("b", 1.0, "a.0"), op("c", 1.0, "a.1")]
-    graph = ComputationGraph.from_ops("two", ops)
-    start = {
-        link: simulate(PlacementProblem(graph, plain_cluster(2, link)), np.array([0, 1, 1])).start_us.tolist()
-        for link in ("egress", "free")
-    }
-    assert start == {"egress": [0.0, 11.0, 12.0], "free": [0.0, 11.0, 12.0]}
-    spread = [simulate(PlacementProblem(graph, plain_cluster(3, link)), np.arange(3)) for link in ("egress", "free")]
-    assert [schedule.start_us.tolist() for schedule in spread] == [[0.0, 11.0, 12.0], [0.0, 11.0, 11.0]]
-
-
 def test_what_contradicts_is_refused_in_one_line() -> None:
     graph = ComputationGraph.from_ops("fork", FORK)
     problem, placement = PlacementProblem(graph, plain_cluster(2)), np.zeros(4, np.int64)
@@ -172,15 +125,6 @@ def test_the_published_simulator_keeps_first_ready_first_served() -> None:
     assert PlacementProblem(graph, load_cluster("4xv100")).dispatch == "priority"
     hashes = {PlacementProblem(graph, load_cluster("4xv100"), dispatch=d).hash for d in ("fifo", "priority", "list")}
     assert len(hashes) == 3
-
-
-def test_a_device_that_has_all_ops_keeps_to_the_order_of_the_program() -> None:
-    """It takes as long in any order, and holds less: weight gradients, on which no path hangs, don't wait."""
-    graph = ComputationGraph.from_ops("fork", FORK)
-    problem = PlacementProblem(graph, plain_cluster(2))
-    schedule = simulate(problem, np.zeros(4, np.int64))
-    assert schedule.start_us.tolist() == [0.0, 1.0, 3.0, 6.0]
-    assert schedule.makespan_us == problem.single_device_us == 16.0
 
 
 @pytest.mark.parametrize("seed", range(20))

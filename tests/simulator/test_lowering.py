@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import gradient_sums, together
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import Schedule, simulate, simulate_batch
 from tests.captures import Made, chained, meta, square
@@ -73,31 +73,6 @@ def placed(graph: ComputationGraph, rng: np.random.Generator, spread: int = 5) -
     placement = some[rng.integers(len(some), size=graph.num_ops)]
     of_colour = some[rng.integers(len(some), size=graph.num_ops)]
     return np.where(graph.colocation >= 0, of_colour[graph.colocation], placement)
-
-
-def test_sums_are_found_once_for_each_trained_parameter() -> None:
-    graph = step()
-    sums = gradient_sums(graph)
-    homes = [graph.op_names[op] for op in sums.home]
-    assert sorted(homes) == [f"{name}/gradient" for name in ("embedding.weight", "twice.bias", "twice.weight")]
-    assert np.diff(sums.ptr).tolist() == [4, 4, 4]
-    for s, home in enumerate(sums.home):
-        own = slice(sums.ptr[s], sums.ptr[s + 1])
-        makers = np.searchsorted(graph.output_ptr, sums.tensor[own], side="right") - 1
-        assert graph.micro_batches[makers].tolist() == [0, 1, 2, 3]
-        parameter = graph.index[graph.op_names[home].removesuffix("/gradient")]
-        assert graph.colocation[home] == graph.colocation[parameter] >= 0
-        assert set(together(graph)[sums.addition[own][1:]]) == {together(graph)[parameter]}
-
-
-def test_what_is_said_of_sums_is_not_read_and_a_schedule_says_where_they_are() -> None:
-    problem = PlacementProblem(step(), hosts())
-    placement = placed(problem.graph, np.random.default_rng(3))
-    other = placement.copy()
-    other[gradient_sums(problem.graph).additions] = 0
-    one, two = simulate(problem, placement), simulate(problem, other)
-    assert one.makespan_us == two.makespan_us == simulate(problem, one.placement).makespan_us
-    assert one.placement.tolist() == two.placement.tolist()
 
 
 def crossings(schedule: Schedule) -> np.ndarray:
