@@ -127,7 +127,7 @@ def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
     model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
     cut = cut_at(["2"], model, [x])
     for number in range(2):
-        torch_cut.compiled(cut.get_stage_module(number))
+        torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
     monkeypatch.setattr(Interpreter, "run", interpreted)
     made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
     assert torch.equal(made, copy.deepcopy(model).train()(x))
@@ -143,5 +143,19 @@ def test_a_module_may_be_called_self() -> None:
     model, x = nn.Sequential(attention(), attention()), torch.randn(4, 8)
     cut = cut_at(["1"], model, [x])
     for number in range(2):
-        torch_cut.compiled(cut.get_stage_module(number))
+        torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
     assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tables_are_made_on_the_device_of_the_stage() -> None:
+    class Moved(Table):
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
+            return positions * self.frequencies.to(x.device, torch.float64).float()
+
+    cut = cut_at(["layers.1"], reading_a_table(Moved(nullcontext), 2), [torch.rand(4, 8)])
+    for number in range(2):
+        stage = cut.get_stage_module(number).to("meta")
+        torch_cut.compiled(stage, torch.device("meta"))
+        assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"

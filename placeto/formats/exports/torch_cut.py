@@ -17,7 +17,7 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.pipelining._IR import annotate_split_points, aten_pipe_split_alias
 from torch.export.unflatten import InterpreterModule
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 _REGIONS = wrap_with_set_grad_enabled, wrap_with_autocast
 
@@ -172,12 +172,18 @@ def check_neighbours(cut: Any) -> None:
                 sys.exit(f"error: stage {stage} reads {source}, which torch doesn't send to it: use fewer stages")
 
 
-def compiled(stage: nn.Module) -> None:
-    """Let the modules of a stage run as compiled Python, and not node by node."""
+def compiled(stage: nn.Module, device: torch.device) -> None:
+    """Let a stage compute on a device, and its modules run as compiled Python, not node by node."""
     for module in stage.modules():
-        if isinstance(module, InterpreterModule):
-            for node in module.graph.nodes:
+        if isinstance(module, GraphModule | InterpreterModule):
+            for node in module.graph.nodes:  # torch traced the model on the CPU
+                node.args, node.kwargs = tree_map(
+                    lambda value: device if isinstance(value, torch.device) else value, (node.args, node.kwargs)
+                )
                 if node.name == "self":  # the result of a module of this name, as in BERT of transformers
                     node._rename("of_self")
+        if isinstance(module, GraphModule):
+            module.recompile()
+        elif isinstance(module, InterpreterModule):
             forward = type(GraphModule(module, module.graph)).forward
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]

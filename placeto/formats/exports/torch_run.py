@@ -242,7 +242,7 @@ def main() -> None:
     for stage in stages:
         # torch 2.13 sends a first tensor to neighbouring stages, even if they are on the rank itself, which gloo can't
         stage._get_init_p2p_neighbors_ops = partial(between_ranks, stage._get_init_p2p_neighbors_ops, stage.group_rank)
-        compiled(stage.submod)  # now that its graphs name the device
+        compiled(stage.submod, device)
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
