@@ -1,12 +1,13 @@
 """The devices of presets, with the sources of their numbers.
 
-Peaks by dtype without sparsity, and memory bandwidths are the vendors' datasheet values, of tensor cores where there are
-any; 16-bit products add up in 32 bits. bfloat16 has float16's peak, although GPUs before Ampere would emulate it. Kernel
-launches cost about 5 us each.
+Peaks by dtype without sparsity, and memory bandwidths are the vendors' datasheet values, of tensor cores where there
+are any; 16-bit products add up in 32 bits. bfloat16 has float16's peak, although GPUs before Ampere would emulate it.
+Kernel launches cost about 5 us each.
 
-The memory of most GPUs is what nvidia-smi reports as the total, in MiB, at which a board of "24 GB" mostly has more than
-24e9 bytes (thundergolfer.com/blog/nvidia-gpu-memory-capacity; RTX 3090: github.com/noonghunna/club-3090 issue 1128; RTX 4090: github.com/RLinf/RLinf issue 255). That of the others
-(K80, P100, V100, B200) is of the datasheet, in GB: no such source was at hand, or it is the same to 1 %.
+Memories in MiB are the totals that nvidia-smi reports: a board of "80 GB" may have 85.9e9 bytes. The sources are a page
+of Modal's (thundergolfer.com/blog/nvidia-gpu-memory-capacity) and users' reports (RTX 3090: issue 1128 of
+noonghunna/club-3090; RTX 4090: issue 255 of RLinf/RLinf). Those in GB are datasheet values, as no such source was found
+for P100, V100 and B200, and a die of the K80 has 12.0e9 bytes by both.
 """
 
 from __future__ import annotations
