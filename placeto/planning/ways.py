@@ -167,10 +167,11 @@ def plans_of(
             left_out |= why
             found += _ways(more, batch, runnable_by, refusals)
     best: dict[Kind, dict[str, PlannedStep]] = {}
-    for step in sorted(found, key=_rank):
+    rank = partial(_rank, runnable_by)
+    for step in sorted(found, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
-    steps = sorted((step for own in best.values() for step in own.values()), key=_rank)
+    steps = sorted((step for own in best.values() for step in own.values()), key=rank)
     search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
     if search:
         free = _searched(less if less and steps[0].recomputes else problems, steps[0], simulations, seed)
@@ -203,14 +204,16 @@ def _ways(
     return simple + _ways_of_plans(problems, batch, runnable_by, refusals)
 
 
-def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
+def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
     """Return a key to sort ways by.
 
     Ways that fit come first, by their time to four digits, then the others, by the memory that they lack. Of equal
-    ways, that with less memory on the fullest device comes first, and then the simplest kind.
+    ways, that with less memory on the fullest device comes first, and then the simplest kind. If they are to run by a
+    tool, those come first that have a placement, which `placeto export` and `placeto run` need.
     """
-    time = float(f"{step.step_us:.4g}")
-    return (not step.fits, time if step.fits else float(step.used - step.room), step.used, [*Kind].index(step.kind))
+    length = float(f"{step.step_us:.4g}") if step.fits else float(step.used - step.room)
+    unplaced = runnable_by is not None and step.placement is None
+    return not step.fits, length, unplaced, step.used, [*Kind].index(step.kind)
 
 
 def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
