@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, update_wrapper
 from importlib.metadata import EntryPoint, entry_points
+from inspect import getsourcefile, isroutine, signature, unwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from placeto.errors import GraphError, PlacerError
+from placeto.errors import GraphError, PlacerError, PlacetoError
 from placeto.plumbing import extensions
-from placeto.plumbing.extensions import described, load_extension
+from placeto.plumbing.extensions import described, load_extension, named_extensions, raised
 from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, load_graph
 from placeto.problem.messages import within
@@ -61,7 +62,69 @@ def placer_names() -> dict[str, str]:
     from placeto.policies.external import external_policies
 
     sentences = {name: first_line(heuristic) for name, heuristic in HEURISTICS.items()}
+    sentences |= {name: first_line(_load(name)) for name in _others()}
     return sentences | LEARNED | {name: policy.sentence for name, policy in external_policies().items()}
+
+
+def is_heuristic(name: str) -> bool:
+    """Whether a placer of this name doesn't learn: one of Placeto, or one of another package.
+
+    Raises:
+        PlacerError: two packages have a placer of the same name, or one has a name of Placeto's.
+    """
+    from placeto.heuristics import HEURISTICS
+
+    return name in HEURISTICS or name in _others()
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    """Return the heuristics of other packages by name; they aren't imported."""
+    from placeto.heuristics import HEURISTICS
+    from placeto.policies.external import policy_names
+
+    return named_extensions(extensions.PLACERS, {*HEURISTICS, *policy_names()})
+
+
+@cache
+def _load(name: str) -> Placer:
+    """Return a heuristic of another package, which raises a PlacerError for what goes wrong in it.
+
+    Raises:
+        PlacerError: it can't be imported, or is no function that takes a problem and a budget.
+    """
+    point = _others()[name]
+    function = load_extension(point)
+    try:
+        signature(function).bind(None, simulations=None, seconds=None, seed=0)
+    except (TypeError, ValueError):
+        how = "(problem, *, simulations=None, seconds=None, seed=0)"
+        raise PlacerError(f"{described(point)}: must be a function {how}, not {function!r:.60}") from None
+
+    def place(
+        problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+    ) -> PlacementResult:
+        from placeto.simulator.evaluator import PlacementResult
+
+        try:
+            result = function(problem, simulations=simulations, seconds=seconds, seed=seed)
+        except PlacetoError:
+            raise
+        except Exception as wrong:  # of the package's own code
+            raise PlacerError(f"{described(point)} failed: {raised(wrong)}") from wrong
+        if not isinstance(result, PlacementResult):
+            raise PlacerError(f"{described(point)}: must return a PlacementResult, not {result!r:.60}")
+        return replace(result, placer=name)
+
+    return update_wrapper(place, function)
+
+
+def source_of(name: str) -> Path | None:
+    """Return the file with the code of a heuristic of another package; None for other placers."""
+    if name not in _others():
+        return None
+    function = unwrap(_load(name))
+    return Path(getsourcefile(function if isroutine(function) else type(function)) or name)
 
 
 def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
@@ -86,10 +149,13 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
     if whole_modules is not False:
         return keeping_modules(load_placer(name_or_checkpoint), () if whole_modules is True else tuple(whole_modules))
     name, learned = str(name_or_checkpoint), policy_names()
+    known = [*HEURISTICS, *_others(), *learned]
     if not name.strip():
-        raise PlacerError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *learned])}")
+        raise PlacerError(f"the name of a placer is empty; placers: {', '.join(known)}")
     if name in HEURISTICS:
         return HEURISTICS[name]
+    if name in _others():
+        return _load(name)
     if (pretrained := pretrained_path(name)) is not None:
         from placeto.policies.guided_search import guided_placer
         from placeto.policies.weights import load_weights
@@ -99,9 +165,9 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
         raise PlacerError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
         return _load_learned(name)[1]
-    known, near = ", ".join([*HEURISTICS, *learned]), get_close_matches(name.lower(), [*HEURISTICS, *learned], 1)
+    near = get_close_matches(name.lower(), known, 1)
     meant = f"; did you mean {near[0]}? Placers" if near else "; placers"
-    raise PlacerError(f"no placer and no checkpoint is called {name!r}{meant}: {known}")
+    raise PlacerError(f"no placer and no checkpoint is called {name!r}{meant}: {', '.join(known)}")
 
 
 def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:

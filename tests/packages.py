@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from placeto import placers
 from placeto.environment import rewards
 from placeto.placers import families
 from placeto.policies import external
@@ -15,7 +16,7 @@ REWARDS = rewards._others, rewards.find_reward, rewards.find_placement_reward
 
 def forget() -> None:
     """What was found out of installed packages."""
-    for known in (external._others, external._load, *REWARDS, families):
+    for known in (external._others, external._load, *REWARDS, families, placers._others, placers._load):
         known.cache_clear()
 
 

@@ -28,7 +28,7 @@ from tests.toys import random_graph, toy_cluster
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-PACKAGES = "pairwise", "log_drop", "twins"
+PACKAGES = "halves", "pairwise", "log_drop", "twins"
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,18 @@ def test_policies_of_packages_train_on_a_familys_graphs_place_and_are_evaluated(
 
 
 @pytest.mark.usefixtures("extended")
+def test_heuristics_of_packages_place_and_are_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    on = "cifar10:test:0", "--cluster", "2xv100"
+    assert run("list", "placers") == 0
+    assert re.search("^halves +The first half of the groups on", capsys.readouterr().out, re.MULTILINE)
+    assert run("place", *on, "--placer", "halves") == 0
+    assert "placer       halves: " in capsys.readouterr().out
+    assert run("evaluate", *on, "--placers", "halves,etf", "--simulations", "10", "--processes", "1") == 0
+    assert "| halves " in capsys.readouterr().out
+    assert "only learned placers have a pass" in fails(capsys, "evaluate", *on, "--placers", "halves@pass")
+
+
+@pytest.mark.usefixtures("extended")
 def test_a_checkpoint_whose_package_is_gone_is_refused(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,12 +157,22 @@ class Family:
 F = {"mine": Family()}
 """
 READS: dict[str, Callable[[], object]] = {
+    "placers": lambda: load_placer("mine")(PlacementProblem(random_graph(0, 20), toy_cluster(2))),
     "policies": placer_names,
     "families": lambda: load_split("mine", "train"),
     "rewards": lambda: rewards.find_reward("mine")(torch.ones(3, 2)),
     "placement_rewards": lambda: rewards.find_placement_reward("mine")(np.ones((3, 2))),
 }
 REFUSED = {
+    "placers": [
+        ("etf = ours:mine", "", r"of ours: 'etf' is a name of Placeto itself, too"),
+        ("gdp = ours:mine", "", r"of ours: 'gdp' is a name of Placeto itself, too"),
+        ("mine = ours:mine", "mine = 1", r"must be a function \(problem, \*, simulations=None, .*, not 1"),
+        ("mine = ours:mine", "mine = lambda problem: 1", r"must be a function \(problem, \*, simulations=None"),
+        ("mine = ours:mine", "mine = lambda problem, **_: 1", "must return a PlacementResult, not 1"),
+        ("mine = ours:mine", "mine = lambda problem, **_: 1 / 0", r"failed: ZeroDivisionError: .*ours\.py, line 1"),
+        ("mine = ours:mine", "exit(3)", "can't be loaded: SystemExit: 3"),
+    ],
     "policies": [
         (
             "gdp = ours:POLICY",

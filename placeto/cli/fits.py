@@ -18,8 +18,9 @@ class Arguments:
 
     If the step doesn't fit, Placeto splits the batch into more and more micro-batches, and for a CONFIG also
     checkpoints the activations, until it fits. If that isn't enough, it divides parameters, gradients and optimizer
-    state over the devices of the cluster. Nothing is placed; `placeto plan` says which way is fast. Only training steps
-    are simulated, without tensor parallelism and quantized weights.
+    state over the devices of the cluster, and then tries all ways that `placeto plan` tries, which takes longer.
+    `placeto plan` says which way is fast. Only training steps are simulated, without tensor parallelism and quantized
+    weights.
     """
 
     cluster: OptionalText = None

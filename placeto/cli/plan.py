@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +11,7 @@ from tyro.conf import arg
 
 from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
 from placeto.cli.shared.device_bars import show_devices
-from placeto.cli.shared.model_config import Model
+from placeto.cli.shared.model_config import Model, can_checkpoint, checkpoint, is_config, precision_of
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
 from placeto.errors import UsageError
 from placeto.plumbing.progress import ProgressBar
@@ -29,7 +30,8 @@ class Arguments:
     several stages; and a free placement of single ops.
 
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
-    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches.
+    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. If no way fits, or none with room to spare,
+    a CONFIG is also tried with checkpointed activations.
 
     The column "fullest device" says what the device that uses the largest share of its memory holds: weights (w),
     gradients (g), optimizer state (o), activations (a), and copies received from other devices (r). The bars show
@@ -63,11 +65,15 @@ def run(arguments: Arguments) -> None:
     cluster = with_headroom(given, options.headroom)
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
+    both = is_config(options.model) and can_checkpoint(model.module)
 
     with ProgressBar("planning", total=len(counts)) as bar:
 
-        def problem_of(count: int) -> PlacementProblem:
-            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
+        def problem_of(count: int, checkpoints: bool = False) -> PlacementProblem:
+            parts = f"{count} micro-batch{'es' if count > 1 else ''}"
+            bar.advance(note=f"{parts}{' with checkpointing' if checkpoints else ''}")
+            if both:
+                checkpoint(model.module, checkpoints)
             try:
                 graph = model.capture(options, count)
             except CaptureError as error:
@@ -77,19 +83,19 @@ def run(arguments: Arguments) -> None:
             return PlacementProblem(graph, cluster, costs)
 
         by = arguments.runnable_by
-        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
+        checkpointed = partial(problem_of, checkpoints=True) if both else None
+        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, checkpointed)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
         why = plans.refused or "`placeto export` says of a placement what it refuses"
         note(f"no pipeline of {name} was found that {by} runs: {why}")
-    say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
+    dtypes = precision_of(model.module, options.precision)
+    say(f"{name} on {cluster.name}: batch {plans.best.batch}, {dtypes}, {options.optimizer}")
     say(str(plans))
     if plans.left_out:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
-    if plans.torch_refusal:
-        say(f"no pipeline can be exported for torch: {plans.torch_refusal}")
     if any(step.run_by == "torch-pipeline" and step.recomputes for step in plans.steps):
         say(
             "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from placeto.errors import PlacerError
 from placeto.evaluation.summary import ratio
-from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
+from placeto.placers import Placer, choose_placer, is_heuristic, load_placer, source_of, warm_up, zero_shot
 from placeto.plumbing.cores import cores
 from placeto.pretrained import pretrained_path
 from placeto.problem.checks import Flag, Index, Number, OpenRecord, Record, Text, checked, read_document
@@ -102,11 +102,9 @@ class PlacerSpec:
 
     @property
     def fingerprint(self) -> str:
-        """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
-        from placeto.heuristics import HEURISTICS
-
-        path = pretrained_path(self.placer)
-        if path is None and self.placer not in HEURISTICS:
+        """What decides the placer's results: its name, or the content of its checkpoint or file, and its budget."""
+        path = pretrained_path(self.placer) or source_of(self.placer)
+        if path is None and not is_heuristic(self.placer):
             from placeto.training.checkpoint import checkpoint_path  # torch takes seconds
 
             path = checkpoint_path(self.placer)
@@ -141,8 +139,6 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
         PlacerError: an unknown placer, or a learned one without a checkpoint; or the text doesn't have this form, or
             asks for a pass of a placer that doesn't learn.
     """
-    from placeto.heuristics import HEURISTICS
-
     form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
     if form is None:
         raise PlacerError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
@@ -154,7 +150,7 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
         placer = str(checkpoint) if Path(checkpoint).exists() else placer  # "pretrained": the placer of this name
     load_placer(placer)
-    if budget == "pass" and placer in HEURISTICS:
+    if budget == "pass" and is_heuristic(placer):
         raise PlacerError(f"placer {text!r}: only learned placers have a pass; write {text.strip()[:-5]!r}")
     return PlacerSpec(form["label"] or text.strip(), placer, simulations, seconds)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.heuristics import HEURISTICS
+from placeto.placers import is_heuristic
 from placeto.pretrained import TRAINED_ON, pretrained_path
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def seen_before(specs: Sequence[PlacerSpec], graphs: Mapping[str, ComputationGra
         if pretrained_path(placer) is not None or placer == "pretrained":
             sentences += _by_package(graphs)
             continue
-        if placer in HEURISTICS or not Path(placer).exists():
+        if is_heuristic(placer) or not Path(placer).exists():
             continue
         from placeto.training.checkpoint import load_checkpoint, matching  # torch takes seconds
 

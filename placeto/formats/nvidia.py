@@ -172,7 +172,9 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
             instead = f"give the kind that is nearest (--kind), one of {', '.join(NVIDIA)}, and correct the file"
             raise ClusterError(f"there are no numbers for GPU {i}, {quote(names[i])}: {instead}")
         memory = re.search(r"-(\d+)GB", names[i])
-        size = int(memory[1]) * 10**9 if memory else NVIDIA[own].memory
+        size, named = NVIDIA[own].memory, int(memory[1]) if memory else 0
+        if named and not named * 10**9 <= size <= named * 2**30:  # a board with another memory, as V100s of 32 GB
+            size = named * 10**9
         devices.append(replace(NVIDIA[own], name=f"gpu:{i}", memory=size))
     return devices
 

@@ -1,4 +1,4 @@
-"""Labels of ops, which have one colour each in pictures of schedules: modules, or types where there are no modules."""
+"""Labels of ops, which have one colour each in pictures of schedules: stages, or modules, or types of ops."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ OTHER = "other"
 
 
 def color_labels(schedule: Schedule) -> list[str]:
-    """Return the label of each op: the first part of its module's path, or its type if there are no modules.
+    """Return the label of each op: its stage, the first part of its module's path, or its type.
 
+    It is the stage if the schedule is that of a plan with several stages, and the type if there are no modules.
     A label that takes more than 10 % of the time is split into the modules inside it, as far as colours are left; above
     40 %, it is split in any case. If there are more labels than colours, neighbours get a common label. If there are
     more types than colours, those that take least time are "other".
     """
     graph = schedule.problem.graph
     time = schedule.finish_us - schedule.start_us
+    if schedule.plan is not None and 1 < len(schedule.plan.devices) <= _MAX_COLORS:
+        stages = schedule.plan.layers(schedule.problem).stage(schedule.plan.borders)
+        return [f"stage {stage}" for stage in stages.tolist()]
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
     return _neighbours(opened(graph.modules, time, _MAX_COLORS, _NOTABLE, _LARGE))

@@ -14,8 +14,8 @@ import numpy as np
 
 from placeto.errors import CaptureError
 from placeto.planning.numbers import COUNTS
-from placeto.planning.planned_steps import Kind, PlannedStep
-from placeto.planning.ways import one_device, sharded
+from placeto.planning.planned_steps import Kind, PlannedStep, ways_out
+from placeto.planning.ways import one_device, plans_of, sharded
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
@@ -33,7 +33,7 @@ Capture = Callable[[int, bool], "ComputationGraph"]
 class Fits:
     """What a step needs on devices of each kind, in each way that was tried; if one way fits a kind, it is the last.
 
-    The ways are one device, or all devices with divided parameters.
+    The ways are one device, all devices with divided parameters, or another way that `placeto plan` tries.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -47,7 +47,7 @@ class Fits:
             *_, last = own = [step for step in alone if step.device == device]
             if last.fits:
                 left = format_bytes(last.room - last.used)
-                told.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.")
+                told.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.{last.warning}")
             elif resident_bytes(last) > last.room:
                 held = format_bytes(resident_bytes(last))
                 told.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
@@ -57,17 +57,22 @@ class Fits:
         divided = [step for step in self.steps if step.kind != Kind.ONE]
         if divided:
             step = min(divided, key=_lack)
+            way = f"As {step.kind} ({step.shape})"
+            if step.kind == Kind.FULLY_SHARDED:
+                way = f"With its parameters divided over {_devices(step)} devices"
             found = f" each lacks {format_bytes(_lack(step))}{_how(step)}."
             if step.fits:
-                found = f" it fits{_how(step)}: each has {format_bytes(step.used)} at most."
-            told.append(f"With its parameters divided over {_devices(step)} devices{found}")
+                found = f" it fits{_how(step)}: each has {format_bytes(step.used)} at most.{step.warning}"
+            told.append(f"{way}{found}")
+        if not any(step.fits for step in self.steps):
+            told.append(ways_out(self.steps, [step.micro_batches for step in self.steps]).strip())
         return " ".join(told)
 
     def __str__(self) -> str:
         head = ["device", "of", "M", "checkpoints", *CATEGORIES, "together", "fits"]
         rows = [
             [
-                step.device.kind if step.kind == Kind.ONE else f"divided over {_devices(step)}",
+                _where(step),
                 format_bytes(step.room),
                 f"{step.micro_batches}",
                 "yes" if step.recomputes else "no",
@@ -90,7 +95,8 @@ def fits(
     """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
     If the step fits no kind of device in any way, parameters are divided over all devices of the cluster except CPUs.
-    The numbers are then those of `counts` that give each of these devices equally many micro-batches, or one each.
+    The numbers are then those of `counts` that give each of these devices equally many micro-batches, or one each. If
+    it doesn't fit in this way either, all ways are tried that `placeto plan` tries, and the best of them is kept.
 
     Args:
         capture: captures the step.
@@ -126,6 +132,16 @@ def fits(
     if len(computing) > 1 and not any(step.fits for step in steps):
         numbers = [count for count in counts if count % len(computing) == 0] or [len(computing)]
         try_until_it_fits(numbers, cluster, partial(sharded, devices=computing, stage=3, batch=batch))
+        if not any(step.fits for step in steps):
+
+            def problem_of(count: int, checkpointed: bool) -> PlacementProblem:
+                return PlacementProblem(captured(count, checkpointed), cluster)
+
+            plain, *other = (partial(problem_of, checkpointed=value) for value in checkpointing)
+            numbers = [count for count in (*counts, 1) if count not in left_out]
+            plans = plans_of(plain, batch, numbers, 0, checkpointed=other[0] if other else None)
+            if plans.best.fits or plans.best.kind not in (Kind.ONE, Kind.FULLY_SHARDED):
+                steps.append(plans.best)
     return Fits(tuple(steps), left_out)
 
 
@@ -151,6 +167,12 @@ def _lack(step: PlannedStep) -> int:
 def _how(step: PlannedStep) -> str:
     """How the step runs, such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
     return step.parts + (" with checkpointing" if step.recomputes else "")
+
+
+def _where(step: PlannedStep) -> str:
+    if step.kind == Kind.ONE:
+        return step.device.kind
+    return f"divided over {_devices(step)}" if step.kind == Kind.FULLY_SHARDED else f"{step.kind}, {step.shape}"
 
 
 def _devices(step: PlannedStep) -> int:

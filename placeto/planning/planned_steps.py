@@ -5,7 +5,7 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -48,6 +48,11 @@ _RUN_BY = {
     Kind.FULLY_SHARDED: "torch FSDP",
 }
 _TOOLS = {"torch": "torch-pipeline", "megatron": "Megatron-LM"}
+_ON_ONE_HOST = "accelerate", "placeto run"
+LEFT = 0.05
+"""Share of a device's memory: if less is left, `Plans.advice` says what else needs memory. In three public reports of
+PyTorch's "CUDA out of memory", on boards of 16 and 24 GB, 3.0, 3.2 and 13 % of the memory were no tensors, but the
+CUDA context with kernels (0.2 to 2.2 GB) and fragments that the allocator had reserved (0.2 to 1.0 GB)."""
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
@@ -152,7 +157,7 @@ class PlannedStep:
     @property
     def name(self) -> str:
         """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
-        return f"{self.kind} ({self.shape}){self.parts}"
+        return f"{self.kind} ({self.shape}){self.parts}{' with checkpointing' if self.recomputes else ''}"
 
     @property
     def recomputes(self) -> bool:
@@ -174,6 +179,23 @@ class PlannedStep:
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")
+
+    @property
+    def only_on_one_host(self) -> bool:
+        """Whether the way uses devices of several hosts, and the tool that runs it uses only those of one."""
+        hosts = self.result.problem.cluster.hosts
+        return self.run_by in _ON_ONE_HOST and len({hosts[device] for device in np.unique(self.result.placement)}) > 1
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the way fits so tightly that it may not fit in fact; else ""."""
+        left = self.room - self.used
+        if self.device.is_cpu or not 0 <= left < LEFT * self.room:
+            return ""
+        return (
+            f" Only {format_bytes(left)} of {format_bytes(self.room)} are left, and the CUDA context, kernels and "
+            "fragments need memory, too: plan with --headroom 1GB to keep some free."
+        )
 
     @cached_property
     def torch_refusal(self) -> str:
@@ -204,6 +226,7 @@ class Plans:
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
     refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
+    tried: tuple[int, ...] = ()  # numbers of micro-batches
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
 
     @property
@@ -211,19 +234,12 @@ class Plans:
         """The best way, which is the first."""
         return self.steps[0]
 
-    @property
-    def torch_refusal(self) -> str:
-        """Why torch can't run the best pipeline; "" if torch can run any of them, or if there is no pipeline."""
-        refusals = [step.torch_refusal for step in self.steps if step.kind in PIPELINES]
-        return refusals[0] if all(refusals) and refusals else ""
-
     def advice(self) -> str:
         """Say which way to use and why, and what the best way of another kind would take."""
         best, others = self.best, self.steps[1:]
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
-            less = "a smaller batch" if best.recomputes else "a smaller batch, or activation checkpoints"
-            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or {less}."
+            return f"None of these fits: {best.name} lacks the least, {lacks}.{ways_out(self.steps, self.tried)}"
         one = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = ""
         if one is not None and best is not one:
@@ -240,6 +256,11 @@ class Plans:
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
+        text += best.warning
+        if best.only_on_one_host:
+            text += f" {best.run_by} runs on the devices of one host only"
+            other = next((step for step in others if step.fits and not step.only_on_one_host), None)
+            text += f"; on several hosts {other.run_by} runs {other.name}." if other else "."
         if self.searched and all(step.kind != Kind.FREE for step in self.steps):
             text += f" A search among free placements of ops found none that is {100.0 * GAIN:g} % better."
         return text
@@ -249,7 +270,7 @@ class Plans:
         head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
         rows = [
             [
-                step.kind,
+                f"{step.kind}, checkpoints" if step.recomputes else step.kind,
                 step.shape,
                 f"{step.micro_batches}",
                 step.order,
@@ -259,7 +280,7 @@ class Plans:
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",
                 format_bytes(step.sent_bytes),
-                step.run_by,
+                f"{step.run_by}, on one host only" if step.only_on_one_host else step.run_by,
             ]
             for step in self.steps
         ]
@@ -267,3 +288,24 @@ class Plans:
 
     def __str__(self) -> str:
         return table(self.cells())
+
+
+def ways_out(steps: Sequence[PlannedStep], tried: Sequence[int]) -> str:
+    """Return sentences on what may let a step fit that was not tried.
+
+    Args:
+        steps: the ways that were tried, which don't fit.
+        tried: numbers of micro-batches in which they were tried.
+    """
+    found, batch = list[str](), steps[0].batch
+    if not any(step.recomputes for step in steps):
+        found.append("activation checkpoints, which a FACTORY can switch on in its module")
+    if max(tried, default=1) < batch:
+        found.append(f"smaller micro-batches (--micro-batches {batch})")
+    if max(step.memory["optimizer"] - step.memory["gradients"] for step in steps) > 0:
+        found.append("an optimizer with less state (--optimizer lion or sgd)")
+    devices = [device for device in steps[0].result.problem.cluster.devices if not device.is_cpu]
+    if len(devices) > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
+        found.append(f"parameters divided by FSDP, which needs a batch that {len(devices)} divides")
+    found.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")
+    return f" Not tried: {'; '.join(found)}. Else use more devices, or a smaller batch."

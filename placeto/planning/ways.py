@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.errors import ClusterError, PlanError
+from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import can_run, make_plan, move_borders, ranked_plans
 from placeto.heuristics.rules import device_speeds
@@ -133,8 +133,12 @@ def plans_of(
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
     runnable_by: Tool | None = None,
+    checkpointed: Callable[[int], PlacementProblem] | None = None,
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
+
+    If none of them fits, or only so tightly that `PlannedStep.warning` says so, the step is also tried in the number in
+    which each device gets one micro-batch, unless a multiple of it was tried, and then with checkpointed activations.
 
     Args:
         problem_of: returns the step in a given number of micro-batches, on the cluster.
@@ -144,6 +148,7 @@ def plans_of(
             number of micro-batches of the best other way, or the whole batch if a short search finds more there.
         seed: seed of that search.
         runnable_by: the tool that is to run the ways, as `plan` takes it.
+        checkpointed: like `problem_of`, with checkpointed activations; None = there is no such step.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
@@ -152,37 +157,71 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
-    found = [way for count, problem in problems.items() for way in _simple_ways(problem, count, batch)]
-    found += _ways_of_plans(problems, batch, runnable_by, refusals)
+    found = _ways(problems, batch, runnable_by, refusals)
+    each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
+    less: dict[int, PlacementProblem] = {}  # with checkpointed activations
+    for form, numbers, captured in ((problem_of, each, problems), (checkpointed, (*problems, *each), less)):
+        if form is not None and numbers and not any(step.fits and not step.warning for step in found):
+            more, why = _captured(form, numbers)
+            captured |= more
+            left_out |= why
+            found += _ways(more, batch, runnable_by, refusals)
     best: dict[Kind, dict[str, PlannedStep]] = {}
-    for step in sorted(found, key=_rank):
+    rank = partial(_rank, runnable_by)
+    for step in sorted(found, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
-    steps = sorted((step for own in best.values() for step in own.values()), key=_rank)
+    steps = sorted((step for own in best.values() for step in own.values()), key=rank)
     search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
     if search:
-        free = _searched(problems, steps[0], simulations, seed)
+        free = _searched(less if less and steps[0].recomputes else problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
-    return Plans(tuple(steps), left_out, next(iter(refusals), ""), search)
+    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search)
 
 
-def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
+def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
+    """Return the number of micro-batches that gives each device but CPUs one, unless `counts` has a multiple of it."""
+    computing = sum(not device.is_cpu for device in cluster.devices)
+    return () if computing < 2 or any(count % computing == 0 for count in counts) else (computing,)
+
+
+def _captured(
+    problem_of: Callable[[int], PlacementProblem], counts: Iterable[int]
+) -> tuple[dict[int, PlacementProblem], dict[int, str]]:
+    """Return the step in numbers of micro-batches like `in_numbers`, also if it can't be captured in any of them."""
+    try:
+        return in_numbers(problem_of, counts)
+    except CaptureError as refused:
+        return {}, dict.fromkeys(counts, str(refused))
+
+
+def _ways(
+    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
+) -> list[PlannedStep]:
+    """Return all ways but a free placement; `refusals` is as for `_ways_of_plans`."""
+    simple = [way for problem in problems.values() for way in _simple_ways(problem, batch)]
+    return simple + _ways_of_plans(problems, batch, runnable_by, refusals)
+
+
+def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
     """Return a key to sort ways by.
 
-    Ways that fit come first, by their time to four digits, then the others, by the memory that they lack. Equal ways
-    are sorted from the simplest kind on.
+    Ways that fit come first, by their time to four digits, then the others, by the memory that they lack. Of equal
+    ways, that with less memory on the fullest device comes first, and then the simplest kind. If they are to run by a
+    tool, those come first that have a placement, which `placeto export` and `placeto run` need.
     """
-    time = float(f"{step.step_us:.4g}")
-    return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
+    length = float(f"{step.step_us:.4g}") if step.fits else float(step.used - step.room)
+    unplaced = runnable_by is not None and step.placement is None
+    return not step.fits, length, unplaced, step.used, [*Kind].index(step.kind)
 
 
-def _simple_ways(problem: PlacementProblem, count: int, batch: int) -> list[PlannedStep]:
-    """Return the ways without stages or replicas: one device and, for the whole batch, whole modules on several."""
+def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+    """Return the ways without stages or replicas: one device, and whole modules on several."""
     fastest, *_ = devices = np.argsort(busy_us(problem), kind="stable").tolist()
     tried = (one_device(problem, device, batch) for device in devices)
     best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
-    return [best] if count > 1 else [best, *_whole_modules(problem, batch)]
+    return [best, *_whole_modules(problem, batch)]
 
 
 def _ways_of_plans(

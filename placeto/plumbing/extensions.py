@@ -1,4 +1,4 @@
-"""What other packages add to Placeto: families, policies and rewards, by entry points.
+"""What other packages add to Placeto: families, heuristics, policies and rewards, by entry points.
 
 A package names what it adds in its ``pyproject.toml``, in one of the groups here; docs/extending.md has whole packages.
 """
@@ -16,6 +16,8 @@ from placeto.errors import PlacerError
 
 FAMILIES = "placeto.families"
 """Group of entry points that each name a dictionary of graph families; the entry points' own names are ignored."""
+PLACERS = "placeto.placers"
+"""Group of entry points that each name a heuristic, which is a function; it gets the entry point's name."""
 POLICIES = "placeto.policies"
 """Group of entry points that each name an `ExternalPolicy`; the policy gets the entry point's name."""
 REWARDS = "placeto.rewards"

@@ -22,6 +22,8 @@ from placeto.training.tags import meaning, tags_table
 
 BY_PLACEMENTS = "by-placements"
 """Folder within a run's folder, with the same curves against the number of placements simulated."""
+OF_PLACEMENTS = "x-placements/"
+"""How the tags of these curves begin, so that tensorboard shows them in groups of their own, behind the others."""
 _EVENTS = "events.out.tfevents."  # how names of event files begin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, quota or file size
 
@@ -76,9 +78,9 @@ class Curves:
         for tag in values:
             meaning(tag)
         with self._written() as writers:
-            for writer, x in zip(writers, (step, placements), strict=False):
+            for writer, x, group in zip(writers, (step, placements), ("", OF_PLACEMENTS), strict=False):
                 for tag, value in values.items():
-                    writer.add_scalar(tag, value, x)
+                    writer.add_scalar(group + tag, value, x)
 
     def distribution(self, tag: str, values: np.ndarray, step: int) -> None:
         """Add a histogram of values at a step."""

@@ -41,7 +41,7 @@ def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture
     machine, out = tmp_path / "machine.txt", tmp_path / "mine.json"
     machine.write_text(MACHINE)
     assert run("cluster", machine, "-o", out) == 0
-    assert "2 T4 (8.1/65 TFLOP/s, 16 GB each); links of 12 GB/s, one per sender" in capsys.readouterr().out
+    assert "2 T4 (8.1/65 TFLOP/s, 16.1 GB each); links of 12 GB/s, one per sender" in capsys.readouterr().out
     assert load_cluster(out).hash == load_cluster("2xt4").hash
     assert run("place", graph_file, "--cluster", out, "--placer", "etf") == 0
     machine.write_text(MACHINE[MACHINE.index("\tGPU0") :])

@@ -4,12 +4,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from placeto.formats.placement import load_placement
-from placeto.formats.plan import load_plan
-from placeto.planning import ways
+from placeto.formats.plan import load_plan, save_plan
+from placeto.planning import plan, ways
+from placeto.planning.planned_steps import Kind
 from placeto.problem.cluster import load_cluster, save_cluster
 from tests.command_line import fails, run
 
@@ -164,8 +166,7 @@ def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "data parallel, fully sharded" in out
     assert "\npipeline" in out
-    told = "the model computes its loss itself; let it return its output, and give a loss"
-    assert f"\nno pipeline can be exported for torch: {told}\n" in out
+    assert "torch:" not in out, "nobody asked for torch"
 
 
 def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +174,36 @@ def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFix
     cluster = load_cluster("2xv100")
     devices = tuple(replace(device, memory=18_000_000) for device in cluster.devices)
     save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
-    given = "net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2"
-    assert run("plan", *given, "--simulations", "0", "-o", "plan.json") == 0
-    assert "Use data parallel (2 replicas)" in capsys.readouterr().out
+    given, made = ("net.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2"), dict[str, Any]()
+    exec(CHECKPOINTED, made)
+    module, inputs, loss = made["net"](8192)
+    plans = plan(module, inputs, loss=loss, cluster="tight.json", micro_batches=[1, 2], simulations=0)
+    replicas = next(step for step in plans.steps if step.kind == Kind.REPLICAS)
+    assert replicas.fits
+    save_plan(replicas.file(load_cluster("tight.json")), "plan.json")
     assert run("simulate", *given, "--placement", "plan.json") == 0
     assert re.search(r"^fits +yes$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where only checkpoints let the model fit. Parameters in 16 bits are named in the first line."""
+    pytest.importorskip("transformers")
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
+    Path("config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "dtype": "bfloat16", **small}))
+    cluster, given = load_cluster("2xv100"), ("config.json", "--cluster", "tight.json", "--batch", "4")
+    answers = []
+    for memory in (30_000_000, 6_000_000, 2_500_000, 1_000_000):
+        devices = tuple(replace(device, memory=memory) for device in cluster.devices)
+        save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
+        assert run("fits", *given, "--length", "256") == 0
+        fits = capsys.readouterr().out
+        assert run("plan", *given, "--length", "256", "--simulations", "0") == 0
+        first, *rest = capsys.readouterr().out.splitlines()
+        assert ", bf16, adam" in first
+        advice = next(line for line in rest if line.startswith(("Use ", "None of these fits")))
+        answers.append((advice.startswith("Use "), "with checkpointing" in advice))
+        assert (" fits" in fits.splitlines()[-1]) == answers[-1][0]
+    assert answers == [(True, False), (True, False), (True, True), (False, True)], advice
+    assert "Not tried: " in advice
+    assert "checkpoints" not in advice

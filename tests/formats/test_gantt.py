@@ -7,10 +7,12 @@ from matplotlib.collections import PolyCollection
 
 from placeto.errors import PlacementError
 from placeto.formats.gantt import SUFFIXES, gantt_figure, gantt_panels, save_figure
+from placeto.heuristics.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from tests.captures import chained
 from tests.problem.test_files import limited
 from tests.toys import alike, linked
 
@@ -134,3 +136,11 @@ def test_files_are_whole_or_not_there(tmp_path: Path, suffix: str, magic: bytes)
     assert path.read_bytes().startswith(magic)
     with pytest.raises(PlacementError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
         save_figure(figure, tmp_path / "gantt.bmp")
+
+
+def test_ops_of_a_plan_are_coloured_by_stage() -> None:
+    problem = PlacementProblem(chained(8, 16, 8, 2), load_cluster("2xv100"))
+    legend = gantt_figure(simulate(problem, make_plan(problem, ((0,), (1,))))).legends[0].get_texts()
+    assert [text.get_text() for text in legend] == ["stage 0", "stage 1", "sends"]
+    legend = gantt_figure(simulate(problem, make_plan(problem, ((0, 1),)))).legends[0].get_texts()
+    assert legend[0].get_text() == "0"

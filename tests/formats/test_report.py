@@ -14,13 +14,15 @@ from placeto.formats.report import Ways, report_page, save_report
 from placeto.formats.report.chart import TICKS
 from placeto.formats.report.memory_pictures import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
-from placeto.formats.report.tables import cut_table, link_table, path_table, step_table
+from placeto.formats.report.tables import cut_table, device_table, link_table, path_table, step_table
 from placeto.formats.report.words import summary
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.readings.critical_path import critical_path
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
+from tests.captures import chained
 from tests.toys import toy_cluster, work
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -151,7 +153,19 @@ def test_memory_over_time_against_the_limit() -> None:
     assert [picture.device for picture in pictures] == ["gpu:0", "gpu:1"]
     assert pictures[0].limit is not None
     assert "peak 4.01 kB of 8.00 kB (50%), at 1.00 ms" in pictures[0].caption
+    assert pictures[0].memory == "8.00 kB"
     assert memory_pictures(fork())[0].limit is None
+
+
+def test_many_devices_are_told_in_a_table() -> None:
+    problem = PlacementProblem(chained(8, 16, 8), load_cluster("8xv100"))
+    schedule = simulate(problem, np.arange(problem.num_ops) % 8)
+    said = dict(summary(schedule, critical_path(schedule), "chain", ""))
+    assert said["What is where"] == "The table of devices below says what each of the 8 devices computes."
+    table = device_table(schedule)
+    assert table.columns[3:5] == ("of the work", "most of it in")
+    assert len(table.rows) == 8
+    assert all("%" in row[3] and "(" in row[4] for row in table.rows)
 
 
 def heights(points: str) -> list[float]:

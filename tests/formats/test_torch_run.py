@@ -1,6 +1,5 @@
 """What docs/pipelines.md tells the reader to type trains the model, in two processes, as the whole model."""
 
-import copy
 import math
 import os
 import re
@@ -8,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from itertools import compress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Interpreter
 
 from placeto.formats.exports import torch_run
-from tests.captures import Made, called, linears
+from tests.captures import Made, called
 from tests.command_line import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
@@ -174,74 +171,3 @@ def test_what_is_sent_is_contiguous() -> None:
     assert sent[0].tolist() == [[8.0] * 3] * 2
     numbers = torch.arange(6).view(2, 3).t()
     assert all(leaf.is_contiguous() for leaf in torch_run.copied(nn.Identity(), (), [numbers, given.t()]))
-
-
-def cut_at(path: str, model: nn.Module, inputs: Sequence[Any]) -> Any:
-    """The model in two stages, of which the second begins with a module."""
-    plan = {"split_points": [[path, "beginning"]]}
-    return torch_run.stages_of(torch_run.OfTensors(model, inputs), inputs, plan)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
-    class Turned(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).transpose(1, 2)
-
-    x = torch.ones(2, 3, 3)
-    cut = cut_at("1", nn.Sequential(Turned(3, 3), nn.Linear(3, 3)), [x])
-    for stage, op in ((0, "output"), (1, "placeholder")):
-        node = next(node for node in cut.get_stage_module(stage).graph.nodes if node.op == op)
-        end = node.args[0] if op == "output" else node
-        assert end.meta["val"].stride() == (9, 3, 1)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
-    class Two(nn.Sequential):
-        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
-            return super().forward(x)
-
-    given = [torch.zeros(2), torch.ones(2, 3)]
-    cut = cut_at("1", Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
-    assert torch_run.taken_by(cut) == [False, True]
-    cut.get_stage_module(0)(*compress(given, torch_run.taken_by(cut)))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_modules_that_torch_cuts_in_two_are_refused() -> None:
-    class Table(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            width = torch.arange(x.shape[1], dtype=x.dtype)[None]
-            with torch.no_grad():
-                return (width / x.shape[1]).cos().sum(0)
-
-    parts, x = {"table": Table(), "first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}, torch.ones(4, 8)
-    model = Made(lambda self, x: self.second(self.first(x) * self.table(x)), **parts)
-    with pytest.raises(SystemExit, match=r"error: table: torch can't trace torch.no_grad\(\) or torch.autocast\(\)"):
-        cut_at("second", model, [x])
-    assert cut_at("1", linears(2, 8), [x]).num_stages == 2
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interpreted(self: Interpreter, *_: Any, **__: Any) -> None:
-        raise AssertionError(f"{self.graph} is gone through node by node")
-
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
-    cut = cut_at("2", model, [x])
-    monkeypatch.setattr(Interpreter, "run", interpreted)
-    made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
-    assert torch.equal(made, copy.deepcopy(model).train()(x))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_module_may_be_called_self() -> None:
-    def attention() -> nn.Module:
-        made = Made(lambda self, x: x + self.output(self.get_submodule("self")(x)), output=nn.Linear(8, 8))
-        made.add_module("self", nn.Linear(8, 8))
-        return made
-
-    model, x = nn.Sequential(attention(), attention()), torch.randn(4, 8)
-    cut = cut_at("1", model, [x])
-    assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))

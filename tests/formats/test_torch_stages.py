@@ -1,12 +1,13 @@
 """The stages of a plan are those that torch gets, and what torch can't run is refused."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
@@ -151,3 +152,33 @@ def test_every_plan_keeps_its_stages_or_is_refused_before_it_is_placed(name: str
         assert (schedule.placement[own] == plan.device[found.order.stage[own], graph.micro_batches[own]]).all()
         kept += 1
     assert kept
+
+
+@pytest.mark.parametrize(
+    ("table", "refused_for"),
+    [
+        (lambda x: torch.arange(WIDTH, dtype=x.dtype).cos(), ""),
+        (lambda x: torch.ones(len(x), 1).tril(), ""),
+        (lambda x: torch.rand_like(torch.arange(WIDTH, dtype=x.dtype).cos()), "more than one stage later"),
+        (lambda x: torch.nn.functional.dropout(torch.ones(WIDTH)), "more than one stage later"),
+        (lambda x: x.mean(0).cos(), "more than one stage later"),
+    ],
+)
+def test_each_stage_computes_tables_itself(table: Callable[[Tensor], Tensor], refused_for: str) -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        shared = table(x)
+        for layer in model.layers:
+            x = layer(x * shared)
+        return x
+
+    schedule = planned(captured(Made(forward, layers=chain(8))), [(0,), (1,), (2,)])
+    if refused_for:
+        refused(schedule, refused_for)
+        return
+    step = torch_pipeline(schedule).step
+    graph = step.problem.graph
+    made = [name for name in graph.op_names if name.endswith(" in stage 2")]
+    assert len(made) % 4 == 0
+    assert made, "each of four micro-batches"
+    sent = [op for op in graph.producer[step.send_tensor].tolist() if graph.passes[op] == "forward"]
+    assert len(sent) == 8, "an activation over each of two borders in each of four micro-batches"

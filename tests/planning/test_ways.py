@@ -266,3 +266,40 @@ def test_replicas_are_not_sent_what_is_not_trained() -> None:
     assert by_kind[Kind.REPLICAS].memory["weights"] == 8 * layer
     assert by_kind[Kind.REPLICAS].memory["gradients"] == 2 * layer
     assert by_kind[Kind.FULLY_SHARDED].sent_bytes > by_kind[Kind.REPLICAS].sent_bytes + 6 * layer
+
+
+def test_whole_modules_run_in_several_micro_batches_where_one_does_not_fit() -> None:
+    cluster = load_cluster("2xv100")
+    whole = next(step for step in planned("2xv100", [1]).steps if step.kind == Kind.WHOLE)
+    tight = replace(cluster, devices=tuple(replace(device, memory=whole.used * 3 // 4) for device in cluster.devices))
+    found = next(step for step in planned(tight, [1, 2, 4]).steps if step.kind == Kind.WHOLE)
+    assert (found.fits, found.micro_batches, found.run_by) == (True, 2, "accelerate")
+    assert found.memory["weights"] == whole.memory["weights"]
+    assert found.memory["activations"] < whole.memory["activations"] * 2 / 3
+
+
+def test_of_ways_that_take_equally_long_the_one_with_less_memory_is_first() -> None:
+    steps = planned("2xv100", [2]).steps
+    kinds = [step.kind for step in steps]
+    replicas, sharded = (next(step for step in steps if step.kind == kind) for kind in (Kind.REPLICAS, Kind.SHARDED))
+    assert replicas.step_us == sharded.step_us
+    assert kinds.index(Kind.SHARDED) < kinds.index(Kind.REPLICAS)
+
+
+def test_tools_of_one_host_are_named_as_such(plans: Plans) -> None:
+    for step in plans.steps:
+        hosts = {device // 4 for device in step.result.placement.tolist()}
+        assert step.only_on_one_host == (len(hosts) == 2 and step.run_by in ("accelerate", "placeto run"))
+    assert "accelerate, on one host only" in str(plans)
+    free = replace(plans, steps=tuple(sorted(plans.steps, key=lambda step: not step.only_on_one_host)))
+    assert free.best.only_on_one_host
+    assert f" {free.best.run_by} runs on the devices of one host only; on several hosts " in free.advice()
+
+
+def test_one_micro_batch_a_device_is_tried_where_nothing_else_fits() -> None:
+    cluster = load_cluster("4xv100")
+    devices = tuple(replace(device, memory=4 * 8 * 4 * 1024**2 * 3 // 10) for device in cluster.devices[:3])
+    three = Cluster("three", devices, cluster.bandwidth[:3, :3], cluster.latency_us[:3, :3])
+    assert {batch: planned(three, [1], batch).tried for batch in (96, 64)} == {96: (1, 3), 64: (1,)}
+    assert any(step.kind == Kind.FULLY_SHARDED for step in planned(three, [1], 96).steps)
+    assert "FSDP, which needs a batch that 3 divides" in planned(three, [1], 64).advice()

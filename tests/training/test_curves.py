@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.errors import TrainingError
-from placeto.training.curves import BY_PLACEMENTS, Curves
+from placeto.training.curves import BY_PLACEMENTS, OF_PLACEMENTS, Curves
 from placeto.training.tags import of_graph
 from tests.problem.test_files import limited
 
@@ -27,7 +27,7 @@ def test_numbers_are_read_again_at_steps_and_at_placements(tmp_path: Path) -> No
         curves.numbers({"loss/policy": 0.5, "return/mean": 1.0}, 3, 250)
         curves.distribution("validation/end_distribution", np.array([0.25, 0.5, 0.75]), 3)
     assert points(tmp_path, "loss/policy") == [(3, 0.5)]
-    assert points(tmp_path / BY_PLACEMENTS, "loss/policy") == [(250, 0.5)]
+    assert points(tmp_path / BY_PLACEMENTS, f"{OF_PLACEMENTS}loss/policy") == [(250, 0.5)]
     histogram = read(tmp_path).Histograms("validation/end_distribution")[0].histogram_value
     assert (histogram.min, histogram.max, histogram.num) == (0.25, 0.75, 3)
 
@@ -59,7 +59,9 @@ def test_points_beyond_the_checkpoint_are_hidden_when_a_run_goes_on(tmp_path: Pa
     values = [0.5, 0.5, 0.5, 0.25, 0.25]
     for tag in tags:
         assert points(tmp_path, tag) == list(zip([1, 2, 3, 4, 5], values, strict=True))
-        assert points(tmp_path / BY_PLACEMENTS, tag) == list(zip([10, 20, 30, 44, 55], values, strict=True))
+        assert points(tmp_path / BY_PLACEMENTS, OF_PLACEMENTS + tag) == list(
+            zip([10, 20, 30, 44, 55], values, strict=True)
+        )
     shown = read(tmp_path).Histograms("validation/end_distribution")
     assert [(event.step, event.histogram_value.max) for event in shown] == list(zip(range(1, 6), values, strict=True))
 
@@ -69,7 +71,7 @@ def test_a_run_that_begins_hides_what_one_left_that_ended_before_its_first_check
         with Curves(str(tmp_path), by_placements=True) as curves:
             curves.numbers({"loss/policy": value}, 1, 10)
     assert points(tmp_path, "loss/policy") == [(1, 0.25)]
-    assert points(tmp_path / BY_PLACEMENTS, "loss/policy") == [(10, 0.25)]
+    assert points(tmp_path / BY_PLACEMENTS, f"{OF_PLACEMENTS}loss/policy") == [(10, 0.25)]
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

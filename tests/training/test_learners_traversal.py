@@ -87,7 +87,7 @@ def test_an_iteration_keeps_the_best_placement_met_and_counts_what_it_simulated(
 def curves(out):
     events = EventAccumulator(str(out))
     events.Reload()
-    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("seconds/")]
+    tags = [tag for tag in events.Tags()["scalars"] if "seconds/" not in tag]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from placeto.placers import LEARNED
 from placeto.training.config import AnyTrainConfig, OneShotTrainConfig, TrainConfig, default_config
-from placeto.training.curves import BY_PLACEMENTS
+from placeto.training.curves import BY_PLACEMENTS, OF_PLACEMENTS
 from placeto.training.tags import TAGS, meaning, of_graph, tags_table
 from placeto.training.trainer import train
 from tests.training.test_trainer import QUICK, problems
@@ -41,12 +41,14 @@ def test_each_learned_placer_writes_the_same_tags_against_iterations_and_placeme
     expected |= SUPERVISED if placer == "placeto" else set()
     expected |= PPO if getattr(config.learning, "algorithm", "reinforce") == "ppo" else set()
     events, by_placements = EventAccumulator(str(tmp_path)), EventAccumulator(str(tmp_path / BY_PLACEMENTS))
-    for each in (events, by_placements):
+    for each, group in ((events, ""), (by_placements, OF_PLACEMENTS)):
         each.Reload()
-        assert {tag for tag in each.Tags()["scalars"] if not tag.startswith("hparam/")} == expected
+        assert {tag for tag in each.Tags()["scalars"] if not tag.startswith("hparam/")} == {group + t for t in expected}
     simulated = events.Scalars("placements/simulated")
     assert [event.step for event in simulated] == [1, 2]
-    assert [event.step for event in by_placements.Scalars("train/learning_rate")] == [e.value for e in simulated]
+    assert [event.step for event in by_placements.Scalars(f"{OF_PLACEMENTS}train/learning_rate")] == [
+        e.value for e in simulated
+    ]
     assert events.Tags()["histograms"] == ["validation/end_distribution"]
     assert events.Tags()["images"] == ["schedule/validation"]
 

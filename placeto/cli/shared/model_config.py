@@ -146,6 +146,13 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean()
 
 
+def precision_of(module: nn.Module, precision: str) -> str:
+    """Return a precision to show: for a module that runs as it is, the dtypes of its parameters, such as bf16."""
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()})
+    return " and ".join(names.get(dtype, dtype) for dtype in dtypes) if precision == "fp32" and dtypes else precision
+
+
 def can_checkpoint(module: nn.Module) -> bool:
     """Whether a module is a model of transformers that can checkpoint the activations of its blocks."""
     return bool(getattr(module, "supports_gradient_checkpointing", False))

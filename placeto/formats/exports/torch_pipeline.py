@@ -2,7 +2,7 @@
 
 The folder has three kinds of files. plan.json says where the model is cut, and which stages each rank has.
 schedule-R.csv says in which order replica R runs its chunks. run.py, a copy of `torch_run.py`, is the program that
-torchrun starts.
+torchrun starts. It imports pipeline_stages.py, a copy of `torch_cut.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.tool_steps.pipeline_step import pipeline_step
 
 FORMAT = "placeto.torch-pipeline/1"
+_PROGRAMS = {"run.py": "torch_run.py", "pipeline_stages.py": "torch_cut.py"}  # in the folder -> here
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ def save_torch_pipeline(
     settings: Mapping[str, Any] | None = None,
     loss: str | None = None,
 ) -> None:
-    """Write the folder, which may exist. A `run.py` in it is kept, as it may have been changed.
+    """Write the folder, which may exist. Programs in it are kept, as they may have been changed.
 
     Args:
         made: the pipeline to write.
@@ -150,6 +151,8 @@ def save_torch_pipeline(
         "devices": [names[device] for device in used],
         "replicas": replicas,
     }
-    if not (folder / "run.py").exists():
-        write_text(Path(__file__).with_name("torch_run.py").read_text(), folder / "run.py")
+    for name, source in _PROGRAMS.items():
+        if not (folder / name).exists():
+            text = Path(__file__).with_name(source).read_text()
+            write_text(text.replace("placeto.formats.exports.torch_cut", "pipeline_stages"), folder / name)
     write_text(json.dumps(document, indent=1) + "\n", folder / "plan.json")

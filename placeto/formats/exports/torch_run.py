@@ -23,18 +23,16 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import compress
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.export.unflatten import InterpreterModule
-from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from placeto.formats.exports.torch_cut import compiled, stages_of, taken_by
 
 HERE = Path(__file__).parent
 
@@ -175,48 +173,6 @@ def between_ranks(operations: Callable[[], list[Any]], rank: int) -> list[Any]:
     return [each for each in operations() if each.group_peer != rank]
 
 
-def taken_by(cut: Any) -> list[bool]:
-    """Return for each input whether the first stage takes it: torch leaves out inputs that no op reads."""
-    return [bool(node.users) for node in cut.split_gm.graph.nodes if node.op == "placeholder"]
-
-
-def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
-    """Cut the model into its stages, traced on the tensors of a micro-batch."""
-    where = {"beginning": SplitPoint.BEGINNING, "end": SplitPoint.END}
-    spec = {f"model.{module}": where[side] for module, side in plan["split_points"]}
-    cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
-    if cut.num_stages != len(spec) + 1:
-        sys.exit(
-            f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it isn't the model that was "
-            "exported"
-        )
-    for stage in cut.split_gm.children():  # torch sends contiguous tensors alone
-        graph = getattr(stage, "graph", Graph())
-        for node in graph.nodes:
-            ends = tree_flatten(node.args)[0] if node.op == "output" else [node] if node.op == "placeholder" else []
-            for end in ends:
-                if isinstance(value := end.meta.get("val"), Tensor):
-                    end.meta["val"] = value.contiguous()
-    for name, module in cut.split_gm.named_modules():
-        for call in module.graph.nodes if isinstance(getattr(module, "graph", None), Graph) else ():
-            inner = module.get_submodule(call.target) if call.op == "call_module" else None
-            if isinstance(graph := getattr(inner, "graph", None), Graph):
-                wanted = sum(node.op == "placeholder" for node in graph.nodes)
-                if len(call.args) + len(call.kwargs) < wanted:  # torch 2.13 cuts a module at such a region
-                    path = f"{name}.{call.target}".partition(".model.")[2]
-                    sys.exit(
-                        f"error: {path}: torch can't trace torch.no_grad() or torch.autocast() within the forward pass "
-                        "of a model that is cut into stages: compute without them, or outside of the model"
-                    )
-        if isinstance(module, InterpreterModule):  # its forward pass goes through the nodes of its graph in Python
-            for node in module.graph.nodes:
-                if node.name == "self":  # the result of a module of this name, as in BERT of transformers
-                    node._rename("of_self")
-            compiled = type(GraphModule(module, module.graph)).forward
-            module.forward = MethodType(compiled, module)  # type: ignore[method-assign]
-    return cut
-
-
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Trains a model in the pipeline of plan.json.")
@@ -288,6 +244,7 @@ def main() -> None:
     for stage in stages:
         # torch 2.13 sends a first tensor to neighbouring stages, even if they are on the rank itself, which gloo can't
         stage._get_init_p2p_neighbors_ops = partial(between_ranks, stage._get_init_p2p_neighbors_ops, stage.group_rank)
+        compiled(stage.submod, device)
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]

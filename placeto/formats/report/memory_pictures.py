@@ -33,6 +33,7 @@ class MemoryPicture:
     device: str
     points: str  # of an SVG polygon
     limit: float | None  # height of the line that is the limit; None = above the picture
+    memory: str  # the limit in bytes, as text
     over: bool  # the peak is above the limit
     caption: str
 
@@ -52,6 +53,7 @@ class StackedPicture:
     areas: Mapping[str, str]  # category -> points of an SVG polygon, without categories that take nothing
     peak: Mapping[str, str]  # category -> its bytes, as text, when the device holds most
     limit: float | None  # height of the line that is the limit; None = above the picture
+    memory: str  # the limit in bytes, as text
     lines: Sequence[tuple[float, str]]  # height of a line, and the bytes that it stands for
     caption: str
 
@@ -79,6 +81,7 @@ def stacked_picture(schedule: Schedule) -> StackedPicture:
         areas,
         {category: format_bytes(most[category]) for category in areas},
         None if below else round(LARGE_HEIGHT * (1.0 - device.memory / top), 1),
+        format_bytes(device.memory),
         [(round(LARGE_HEIGHT * (1.0 - mark / top), 1), format_bytes(mark)) for mark in marks],
         _caption(peak, device.memory, float(times[sizes.argmax()]), below),
     )
@@ -93,7 +96,8 @@ def _picture(schedule: Schedule, number: int, timeline: tuple[np.ndarray, np.nda
     corners = [f"0,{HEIGHT}", *_steps(HEIGHT * (1.0 - highest / top), WIDTH), f"{WIDTH},{HEIGHT}"]
     limit = None if below else round(HEIGHT * (1.0 - device.memory / top), 1)
     caption = _caption(peak, device.memory, float(times[sizes.argmax()]), below)
-    return MemoryPicture(device.name, " ".join(corners), limit, peak > device.memory, caption)
+    memory = format_bytes(device.memory)
+    return MemoryPicture(device.name, " ".join(corners), limit, memory, peak > device.memory, caption)
 
 
 def _scale(peak: int, memory: int) -> tuple[float, bool]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.formats.report.modules import UNNAMED
+from placeto.formats.report.words import work_of_devices
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.readings.device_shares import device_shares
 
@@ -40,15 +41,17 @@ def device_table(schedule: Schedule) -> Table:
     cluster, shares = schedule.problem.cluster, device_shares(schedule)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     sent = sent_bytes(schedule).sum(axis=1)
-    rows = []
+    rows, work = [], dict(work_of_devices(schedule))
     for number, device in enumerate(cluster.devices[:_MOST_DEVICES]):
         peak = int(schedule.peak_memory[number])
         memory = f"{format_bytes(peak)} of {format_bytes(device.memory)} ({peak / device.memory:.0%})"
         memory += "" if peak <= device.memory else ": too much"
         parts = [f"{share:.1%}" for share in shares[number]]
-        rows.append((device.name, device.kind, f"{ops[number]:,}", *parts, format_bytes(float(sent[number])), memory))
-    columns = ("device", "kind", "ops", "busy", "sending", "waiting", "sends", "peak memory")
-    return Table("Devices", columns, rows, (0, 1), max(0, cluster.num_devices - _MOST_DEVICES))
+        share, mostly = work.get(number, ("", ""))
+        sends = format_bytes(float(sent[number]))
+        rows.append((device.name, device.kind, f"{ops[number]:,}", share, mostly, *parts, sends, memory))
+    columns = ("device", "kind", "ops", "of the work", "most of it in", "busy", "sending", "waiting", "sends", "peak")
+    return Table("Devices", columns, rows, (0, 1, 4), max(0, cluster.num_devices - _MOST_DEVICES))
 
 
 def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:

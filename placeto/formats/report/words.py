@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INSTEAD = "Instead of placing"
 """The heading of the paragraph on data parallelism."""
-_MOST_DEVICES, _MOST_LABELS = 8, 3
+_MOST_DEVICES, _MOST_LABELS = 4, 3
 _VERDICTS = {
     COMPUTE: "Ops that need each other's results take the largest part: faster devices would help. More devices would "
     "not shorten the longest chain of ops, which takes {chain} of the step",
@@ -77,12 +77,19 @@ def _result(schedule: Schedule, title: str, placer: str) -> str:
 
 
 def _where(schedule: Schedule) -> str:
-    """Return a sentence for each device: its share of the work, and the labels that take most of its time."""
-    names, labels = schedule.problem.cluster.device_names, np.array(color_labels(schedule), object)
-    time = schedule.finish_us - schedule.start_us
-    sentences = []
-    used = np.unique(schedule.placement)
-    for device in used[:_MOST_DEVICES].tolist():
+    """Return a sentence for each device, or for more than a few devices one that names their table."""
+    names, work = schedule.problem.cluster.device_names, work_of_devices(schedule)
+    if len(work) > _MOST_DEVICES:
+        return f"The table of devices below says what each of the {len(work)} devices computes."
+    told = (f"{names[device]} computes {share} of the work, most of it in {parts}" for device, (share, parts) in work)
+    return ". ".join(told) + "."
+
+
+def work_of_devices(schedule: Schedule) -> list[tuple[int, tuple[str, str]]]:
+    """Return each device that is used, with its share of the work, and the labels that take most of its time."""
+    labels, time = np.array(color_labels(schedule), object), schedule.finish_us - schedule.start_us
+    found = []
+    for device in np.unique(schedule.placement).tolist():
         own = schedule.placement == device
         total = {label: float(time[own & (labels == label)].sum()) for label in dict.fromkeys(labels[own])}
         whole = sum(total.values()) or 1.0
@@ -90,10 +97,8 @@ def _where(schedule: Schedule) -> str:
         shown = [label for label in first if total[label] >= 0.01 * whole] or first[:1]
         parts = ", ".join(f"{label} ({_percent(total[label] / whole)})" for label in shown)
         share = whole / (time.sum() or 1.0) if any(total.values()) else 0.0
-        sentences.append(f"{names[device]} computes {_percent(share)} of the work, most of it in {parts}.")
-    if len(used) > _MOST_DEVICES:
-        sentences.append(f"The other {len(used) - _MOST_DEVICES} devices are in the tree of modules below.")
-    return " ".join(sentences)
+        found.append((device, (_percent(share), parts)))
+    return found
 
 
 def _bounds(schedule: Schedule, path: CriticalPath) -> str:

@@ -1,8 +1,13 @@
 """The devices of presets, with the sources of their numbers.
 
-Peaks by dtype without sparsity, memory bandwidths and memories are the vendors' datasheet values, of tensor cores
-where there are any; 16-bit products add up in 32 bits. bfloat16 has float16's peak, although GPUs before Ampere would
-emulate it. Kernel launches cost about 5 us each.
+Peaks by dtype without sparsity, and memory bandwidths are the vendors' datasheet values, of tensor cores where there
+are any; 16-bit products add up in 32 bits. bfloat16 has float16's peak, although GPUs before Ampere would emulate it.
+Kernel launches cost about 5 us each.
+
+Memories in MiB are the totals that nvidia-smi reports: a board of "80 GB" may have 85.9e9 bytes. The sources are a page
+of Modal's (thundergolfer.com/blog/nvidia-gpu-memory-capacity) and users' reports (RTX 3090: issue 1128 of
+noonghunna/club-3090; RTX 4090: issue 255 of RLinf/RLinf). Those in GB are datasheet values, as no such source was found
+for P100, V100 and B200, and a die of the K80 has 12.0e9 bytes by both.
 """
 
 from __future__ import annotations
@@ -14,46 +19,50 @@ from placeto.problem.cluster.cluster import Device
 K80 = Device("k80", "k80", 4.1e12, memory_bandwidth=240e9, memory=12 * 10**9, overhead_us=5.7)
 
 
-def _gpu(kind: str, bandwidth: float, gigabytes: int, overhead_us: float, **peaks: float) -> Device:
-    """A GPU, from bytes/s of memory bandwidth, gigabytes of memory, microseconds of overhead, and peaks in TFLOP/s."""
+_MIB = 2**20
+_GB = 10**9
+
+
+def _gpu(kind: str, bandwidth: float, memory: int, overhead_us: float, **peaks: float) -> Device:
+    """A GPU, from bytes/s of memory bandwidth, bytes of memory, microseconds of overhead, and peaks in TFLOP/s."""
     flops = {dtype: float(f"{peak!r}e12") for dtype, peak in peaks.items()}  # exactly the number that a file would have
-    return Device(kind, kind, flops, memory_bandwidth=bandwidth, memory=gigabytes * 10**9, overhead_us=overhead_us)
+    return Device(kind, kind, flops, memory_bandwidth=bandwidth, memory=memory, overhead_us=overhead_us)
 
 
 # NVIDIA Tesla P100 (PCIe, 16 GB) datasheet, 2016.
-P100 = _gpu("p100", 732e9, 16, 5.0, float64=4.7, float32=9.3, float16=18.7)
+P100 = _gpu("p100", 732e9, 16 * _GB, 5.0, float64=4.7, float32=9.3, float16=18.7)
 # NVIDIA V100 (SXM2, 16 GB) datasheet, 2017.
-V100 = _gpu("v100", 900e9, 16, 5.0, float64=7.8, float32=15.7, float16=125)
+V100 = _gpu("v100", 900e9, 16 * _GB, 5.0, float64=7.8, float32=15.7, float16=125)
 # NVIDIA T4 datasheet, 2018; fp64 at 1/32 (Turing whitepaper).
-T4 = _gpu("t4", 300e9, 16, 5.0, float64=0.253, float32=8.1, float16=65, int8=130)
+T4 = _gpu("t4", 300e9, 15360 * _MIB, 5.0, float64=0.253, float32=8.1, float16=65, int8=130)
 # NVIDIA A100 datasheet, 2020 and 2021 (SXM, 40 and 80 GB).
 _A100 = {"float64": 9.7, "float32": 19.5, "tf32": 156, "float16": 312, "int8": 624}
-A100 = _gpu("a100", 2039e9, 80, 4.0, **_A100)
-A100_40GB = _gpu("a100-40gb", 1555e9, 40, 4.0, **_A100)
+A100 = _gpu("a100", 2039e9, 81920 * _MIB, 4.0, **_A100)
+A100_40GB = _gpu("a100-40gb", 1555e9, 40960 * _MIB, 4.0, **_A100)
 # NVIDIA A10 datasheet, 2021; fp64 at 1/64 (GA102 whitepaper).
-A10 = _gpu("a10", 600e9, 24, 4.0, float64=0.488, float32=31.2, tf32=62.5, float16=125, int8=250)
+A10 = _gpu("a10", 600e9, 23028 * _MIB, 4.0, float64=0.488, float32=31.2, tf32=62.5, float16=125, int8=250)
 # NVIDIA GA102 whitepaper, 2020: GeForce RTX 3090.
-RTX3090 = _gpu("rtx3090", 936e9, 24, 4.0, float64=0.556, float32=35.6, tf32=35.6, float16=71, int8=284)
+RTX3090 = _gpu("rtx3090", 936e9, 24576 * _MIB, 4.0, float64=0.556, float32=35.6, tf32=35.6, float16=71, int8=284)
 # NVIDIA Ada GPU architecture whitepaper, 2022: GeForce RTX 4090.
 RTX4090 = _gpu(
-    "rtx4090", 1008e9, 24, 4.0, float64=1.29, float32=82.6, tf32=82.6, float16=165.2, float8=330.3, int8=660.6
+    "rtx4090", 1008e9, 24564 * _MIB, 4.0, float64=1.29, float32=82.6, tf32=82.6, float16=165.2, float8=330.3, int8=660.6
 )
 # NVIDIA L4 datasheet, 2023; fp64 at 1/64 (Ada whitepaper).
-L4 = _gpu("l4", 300e9, 24, 4.0, float64=0.473, float32=30.3, tf32=60, float16=121, float8=242.5, int8=242.5)
+L4 = _gpu("l4", 300e9, 23034 * _MIB, 4.0, float64=0.473, float32=30.3, tf32=60, float16=121, float8=242.5, int8=242.5)
 # NVIDIA H100 (SXM) datasheet, 2022, to the digits of the Hopper whitepaper; H200 (SXM) datasheet, 2023.
 _H100 = {"float64": 33.5, "float32": 66.9, "tf32": 494, "float16": 989, "float8": 1979, "int8": 1979}
-H100 = _gpu("h100", 3350e9, 80, 4.0, **_H100)
-H200 = _gpu("h200", 4800e9, 141, 4.0, **_H100)
+H100 = _gpu("h100", 3350e9, 81559 * _MIB, 4.0, **_H100)
+H200 = _gpu("h200", 4800e9, 143771 * _MIB, 4.0, **_H100)
 # NVIDIA HGX B200 datasheet, 2024: an eighth of the board.
 B200 = _gpu(
-    "b200", 8000e9, 180, 4.0, float64=37, float32=75, tf32=1125, float16=2250, float8=4500, int8=4500
+    "b200", 8000e9, 180 * _GB, 4.0, float64=37, float32=75, tf32=1125, float16=2250, float8=4500, int8=4500
 )  # fmt: skip
 NVIDIA = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
 """Kind -> GPU of NVIDIA."""
 
 # Apple Mac Studio technical specifications, 2023: M2 Ultra with 76 GPU cores (128 fp32 lanes each at 1.4 GHz) and
 # 192 GB that the CPU shares, of which Metal gives the GPU three quarters by default.
-M2_ULTRA = _gpu("m2-ultra", 800e9, 144, 10.0, float32=27.2, float16=27.2)
+M2_ULTRA = _gpu("m2-ultra", 800e9, 144 * _GB, 10.0, float32=27.2, float16=27.2)
 
 # A 56-core Sapphire Rapids socket: 64 fp32 FLOPs a cycle and core at 2 GHz, eight channels of DDR5-4800; AMX tiles of
 # 1024 bf16 multiply-adds a cycle and core at 1.9 GHz (Intel Xeon Platinum 8480+, 2023).

@@ -2,7 +2,8 @@
 
 A tool that trains a pipeline (`torch.distributed.pipelining`, torch 2.13) cuts a model before or after a call of a
 module. It gives the model's inputs to the first stage, takes the output and the loss from the last one, and trains a
-copy of a parameter in each stage that reads it. It sends tensors between neighbouring stages only.
+copy of a parameter in each stage that reads it. It sends tensors between neighbouring stages only. The exported program
+lets each stage compute tables that depend on no input and no weight: see `forward_pass.tables`.
 
 Legend: N ops, L layers, T tensors, F ops of the forward pass of a micro-batch, without the loss and what follows from
 it.
@@ -18,7 +19,7 @@ import numpy as np
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around, inside
-from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans
+from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans, tables
 
 BEGINNING, END = "beginning", "end"
 _NOWHERE = -1
@@ -238,9 +239,13 @@ class _Facts:
         return cut
 
     def tensors(self, cuts: Sequence[int]) -> np.ndarray:
-        """(T, 2) the tensors that cross at least two of the places `cuts`: where each is made, and is read last."""
+        """(T, 2) the tensors that cross at least two of the places `cuts`: where each is made, and is read last.
+
+        Tables are left out, as each stage computes those that it reads.
+        """
         graph, ends = self.graph, dict[int, tuple[int, int]]()
-        src, dst, tensor = (array[self.edges] for array in (graph.edge_src, graph.edge_dst, graph.edge_tensor))
+        edges = self.edges[~tables(graph)[graph.edge_src[self.edges]]]
+        src, dst, tensor = (array[edges] for array in (graph.edge_src, graph.edge_dst, graph.edge_tensor))
         for made, read, number in zip(*(a.tolist() for a in (self.place[src], self.place[dst], tensor)), strict=True):
             ends[number] = made, max(read, ends.get(number, (made, read))[1])
         places = np.array(list(ends.values()), np.int64).reshape(-1, 2)

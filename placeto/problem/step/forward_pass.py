@@ -16,6 +16,7 @@ from placeto.problem.graph.module_paths import LOSS, around
 
 _BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
 _CALL = re.compile(r"@(\d+)/")
+_DRAWS = re.compile(r"rand|bernoulli|dropout|normal|uniform|multinomial|exponential|geometric|cauchy|poisson|binomial")
 
 
 def in_forward(graph: ComputationGraph) -> np.ndarray:
@@ -34,6 +35,22 @@ def before_loss(graph: ComputationGraph) -> np.ndarray:
     for src, dst in sorted(zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True)):
         behind[dst] |= behind[src]  # ops of a captured graph are in program order
     return in_forward(graph) & ~behind
+
+
+def tables(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bool, the forward ops of micro-batches that no input, no trained parameter and no random draw reaches.
+
+    Such an op has the same result in each micro-batch, as tables of positions and masks of attention do. A tool can
+    compute it anew in each stage that reads it.
+    """
+    table = before_loss(graph) & (graph.micro_batches != NO_MICRO_BATCH)
+    for op in graph.topological_order.tolist():
+        own = not graph.module_inputs[op] and not _DRAWS.search(graph.op_types[op])
+        table[op] &= own and all(
+            table[source] or (graph.micro_batches[source] == NO_MICRO_BATCH and not graph.trained_bytes[source])
+            for source in graph.reads[op]
+        )
+    return table
 
 
 def in_first(graph: ComputationGraph) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 After its last chunk a rank adds up the gradients of its stages with the other replicas, by all-reduce in a ring in the
 order of the cluster, and divides them by the number of micro-batches. No parameter is sent, and each replica keeps the
-state of the optimizer. Each device keeps to the list of its chunks.
+state of the optimizer. Each device keeps to the list of its chunks. A stage that reads tables of a stage before it,
+which depend on no input and no weight, computes them itself at the beginning of each forward pass.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
@@ -14,7 +15,7 @@ Legend: N ops, S stages, R replicas, D devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,8 +23,10 @@ import numpy as np
 
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.costs.profiled import Fit
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.forward_pass import tables
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
@@ -71,14 +74,14 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
     """
     schedule, stage, devices, kinds = order.schedule, order.stage, order.plan.replicas, order.kinds
     problem, graph, names = schedule.problem, schedule.problem.graph, schedule.problem.cluster.device_names
-    step = StepGraph(problem, schedule.placement)
-    step.copy(_readers(step), {})
+    step, own = StepGraph(problem, schedule.placement), _own_tables(graph, stage)
+    step.copy(_readers(step, {(op, order.plan.device_of(*key)) for key, ops in own.items() for op in ops}), {})
     gradients = dict[int, _Gradients]()
     for tensor in dict(contributions(graph)).values():  # one for each parameter
         before = gradients.get(number := int(stage[graph.producer[tensor]]), _Gradients())
         gradients[number] = _Gradients(before.bytes + int(graph.output_bytes[tensor]), before.tensors + 1)
     lists = [[op for op in ops.tolist() if step.kept[op]] for ops in schedule.device_order]
-    _add_chunks(step, lists, stage, kinds, gradients)
+    _add_chunks(step, lists, stage, kinds, gradients, own)
     for ops in lists:
         for op in (op for op in ops if stage[op] < 0):  # which add up losses
             step.keep(op)
@@ -95,10 +98,33 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
     return PlacementResult(placement, run.makespan_us, run.fits, 1, 0.0, (), made, order=listed)
 
 
-def _readers(step: StepGraph) -> dict[int, list[int]]:
-    """Return op of no micro-batch -> the devices on which ops read it, themselves or by way of ops on it alone."""
+def _own_tables(graph: ComputationGraph, stage: np.ndarray) -> dict[tuple[int, int], list[int]]:
+    """Return stage and micro-batch -> the tables of stages before it that the stage computes there, in their order."""
+    table, found = tables(graph), defaultdict[tuple[int, int], set[int]](set)
+    apart = table[graph.edge_src] & (stage[graph.edge_dst] >= 0) & (stage[graph.edge_src] != stage[graph.edge_dst])
+    for edge in np.flatnonzero(apart).tolist():
+        reader, pending = int(graph.edge_dst[edge]), [int(graph.edge_src[edge])]
+        known = found[int(stage[reader]), int(graph.micro_batches[reader])]
+        while pending:
+            if (op := pending.pop()) not in known:
+                known.add(op)
+                pending += [source for source in graph.reads[op] if table[source]]
+    return {key: sorted(ops) for key, ops in found.items()}  # ops of a captured graph are in program order
+
+
+def _readers(step: StepGraph, copies: set[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return op of no micro-batch -> the devices on which ops read it, themselves or by way of ops on it alone.
+
+    Args:
+        step: the step.
+        copies: further ops that are computed on a device.
+    """
     graph, device = step.captured, step.device
     on: dict[int, set[int]] = {op: set() for op in np.flatnonzero(step.shared & ~step.summed).tolist()}
+    for reader, where in copies:
+        for source in graph.reads[reader]:
+            if source in on:
+                on[source].add(where)
     edges = np.flatnonzero(step.shared[graph.edge_src] & step.kept[graph.edge_dst])
     for op, reader in zip(graph.edge_src[edges].tolist(), device[graph.edge_dst[edges]].tolist(), strict=True):
         on[op].add(reader)
@@ -115,8 +141,12 @@ def _add_chunks(
     stage: np.ndarray,
     kinds: Sequence[str],
     gradients: dict[int, _Gradients],
+    own: Mapping[tuple[int, int], Sequence[int]],
 ) -> None:
-    """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to."""
+    """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to.
+
+    A forward pass begins with the tables that the stage computes itself, those of `own`.
+    """
     graph, sums = step.captured, gradient_sums(step.captured)
     # Home of a parameter's gradient -> an op that adds to this gradient.
     adding = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))
@@ -130,6 +160,8 @@ def _add_chunks(
             if (number, kinds[op], micro_batch) != chunk:
                 chunk = number, kinds[op], micro_batch
                 _begin_chunk(step, device, *chunk, gradients.get(number, _Gradients()))
+                if kinds[op] == "F":
+                    _compute(step, device, number, own.get((number, micro_batch), ()), stage)
             step.keep(op)
             for home, tensor in contributed[op]:
                 if home not in totals:
@@ -138,6 +170,18 @@ def _add_chunks(
                 fields = {"inputs": [totals[home], step.made(tensor)], "micro_batch": micro_batch}
                 name = f"{graph.op_names[home]} of {graph.op_names[op]}"
                 totals[home] = step.add(name, device, fields | {"resident_outputs": [0]}, like=adding[home])
+
+
+def _compute(step: StepGraph, device: int, number: int, ops: Sequence[int], stage: np.ndarray) -> None:
+    """Compute captured ops of other stages on a device, and let the ops of one of its stages (N,) read the results."""
+    graph, made = step.captured, dict[int, int]()
+    for op in ops:
+        edges = range(graph.input_ptr[op], graph.input_ptr[op + 1])
+        sources = [(int(graph.edge_src[edge]), int(graph.edge_output[edge])) for edge in edges]
+        inputs = [(made[src] if src in made else step.copies[src, device], output) for src, output in sources]
+        made[op], _ = step.add(f"{graph.op_names[op]} in stage {number}", device, {"inputs": inputs}, like=op)
+    for edge in np.flatnonzero(np.isin(graph.edge_src, ops) & (stage[graph.edge_dst] == number)).tolist():
+        step.redirect(edge, (made[int(graph.edge_src[edge])], int(graph.edge_output[edge])))
 
 
 def _begin_chunk(step: StepGraph, device: int, stage: int, kind: str, micro_batch: int, gradients: _Gradients) -> None:

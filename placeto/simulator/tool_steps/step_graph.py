@@ -73,6 +73,7 @@ class StepGraph:
         self.shared, self.summed, self.kept = _roles(graph)
         self.number = np.full(graph.num_ops, -1)  # (N,) of each kept op, in this graph
         self.resident = graph.resident_outputs.copy()  # (T,) bool, of kept ops
+        self.copies = dict[tuple[int, int], int]()  # op of no micro-batch and device -> its copy there
         self._source = np.full(graph.num_edges, -1)  # (E,) the op that an edge comes from, if it is another one
         self._output = graph.edge_output.copy()  # (E,)
         self._like, self._placement = list[int](), list[int]()  # of each op: the captured one it is like, or -1
@@ -130,8 +131,7 @@ class StepGraph:
             devices: op of the captured step -> its devices.
             waits: op and device -> what the copy there also waits for.
         """
-        graph, names = self.captured, self.problem.cluster.device_names
-        copies = dict[tuple[int, int], int]()
+        graph, names, copies = self.captured, self.problem.cluster.device_names, self.copies
         for op in graph.topological_order.tolist():
             edges = range(graph.input_ptr[op], graph.input_ptr[op + 1])
             for device in devices.get(op, ()):

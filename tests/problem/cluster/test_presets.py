@@ -63,3 +63,8 @@ def test_the_file_in_the_documents_is_the_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     assert load_cluster(path).hash == load_cluster("2x4xv100").hash
+
+
+def test_boards_have_the_memory_that_nvidia_smi_reports() -> None:
+    mebibytes = {"2xrtx3090": 24576, "4xa100": 81920, "8xa100-40gb": 40960, "8xh100": 81559, "8xh200": 143771}
+    assert {name: load_cluster(name).devices[0].memory / 2**20 for name in mebibytes} == mebibytes

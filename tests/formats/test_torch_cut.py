@@ -1,0 +1,161 @@
+"""A model is cut into stages that torch can run: each reads from the stage before it, and computes the same."""
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import compress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Interpreter
+
+from placeto.formats.exports import torch_cut
+from placeto.formats.exports.torch_run import OfTensors
+from tests.captures import Made, linears
+
+
+def cut_at(paths: Sequence[str], model: nn.Module, inputs: Sequence[Any]) -> Any:
+    """The model in stages, of which all but the first begin with a module."""
+    plan = {"split_points": [[path, "beginning"] for path in paths]}
+    return torch_cut.stages_of(OfTensors(model, inputs), inputs, plan)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
+    class Turned(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).transpose(1, 2)
+
+    x = torch.ones(2, 3, 3)
+    cut = cut_at(["1"], nn.Sequential(Turned(3, 3), nn.Linear(3, 3)), [x])
+    for stage, op in ((0, "output"), (1, "placeholder")):
+        node = next(node for node in cut.get_stage_module(stage).graph.nodes if node.op == op)
+        end = node.args[0] if op == "output" else node
+        assert end.meta["val"].stride() == (9, 3, 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
+    class Two(nn.Sequential):
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    given = [torch.zeros(2), torch.ones(2, 3)]
+    cut = cut_at(["1"], Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
+    assert torch_cut.taken_by(cut) == [False, True]
+    cut.get_stage_module(0)(*compress(given, torch_cut.taken_by(cut)))
+
+
+class Table(nn.Module):
+    """A table of positions, computed within a region."""
+
+    def __init__(self, region: Callable[[], Any], draws: bool = False) -> None:
+        super().__init__()
+        self.region, self.draws = region, draws
+        self.register_buffer("frequencies", torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[0], dtype=x.dtype)[:, None]
+        with self.region():
+            table = (positions * self.frequencies).cos()
+            return table + torch.rand(8) if self.draws else table
+
+
+def reading_a_table(table: nn.Module, count: int = 4) -> Made:
+    """Layers that all read a table, which is computed before the first of them."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        shared = model.table(x)
+        for layer in model.layers:
+            x = layer(x) * shared
+        return x
+
+    return Made(forward, table=table, layers=linears(count, 8))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("region", [nullcontext, torch.no_grad, lambda: torch.autocast("cpu", enabled=False)])
+def test_each_stage_computes_the_tables_that_it_reads(region: Callable[[], Any]) -> None:
+    model, x = reading_a_table(Table(region)), torch.rand(4, 8)
+    whole = copy.deepcopy(model)
+    cut = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x])
+    output = x
+    for number in range(4):
+        output = cut.get_stage_module(number)(output)  # takes one tensor, from the stage before
+    expected = whole(x)
+    assert torch.equal(output, expected)
+    for value in (output, expected):
+        value.square().sum().backward()
+    gradients = [p.grad for number in range(4) for p in cut.get_stage_module(number).parameters()]
+    assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_gradient_flows_out_of_no_grad() -> None:
+    class Scale(nn.Linear):
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model, x = Made(lambda self, x: self.last(self.first(x) * self.scale(x)), first=nn.Linear(8, 8)), torch.rand(4, 8)
+    model.add_module("scale", Scale(8, 8))
+    model.add_module("last", nn.Linear(8, 8))
+    cut = cut_at(["last"], model, [x])
+    cut.get_stage_module(1)(cut.get_stage_module(0)(x)).sum().backward()
+    got = {name.removeprefix("model."): p.grad is not None for name, p in cut.get_stage_module(0).named_parameters()}
+    assert got == {"first.weight": True, "first.bias": True, "scale.weight": False, "scale.bias": False}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_cannot_send_is_refused() -> None:
+    x = torch.rand(4, 8)
+    places = [f"layers.{number}" for number in (1, 2, 3)]
+    for table in (Table(nullcontext, draws=True), nn.Linear(8, 8)):
+        with pytest.raises(SystemExit, match=r"error: stage 2 reads \w+, which torch doesn't send to it: use fewer"):
+            cut_at(places, reading_a_table(table), [x])
+    with pytest.raises(SystemExit, match=r"error: table: torch can't trace torch.autocast\(\) within the forward pass"):
+        cut_at(places[:1], reading_a_table(Table(lambda: torch.autocast("cpu", torch.bfloat16))), [x])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(self: Interpreter, *_: Any, **__: Any) -> None:
+        raise AssertionError(f"{self.graph} is gone through node by node")
+
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
+    cut = cut_at(["2"], model, [x])
+    for number in range(2):
+        torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
+    monkeypatch.setattr(Interpreter, "run", interpreted)
+    made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
+    assert torch.equal(made, copy.deepcopy(model).train()(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_may_be_called_self() -> None:
+    def attention() -> nn.Module:
+        made = Made(lambda self, x: x + self.output(self.get_submodule("self")(x)), output=nn.Linear(8, 8))
+        made.add_module("self", nn.Linear(8, 8))
+        return made
+
+    model, x = nn.Sequential(attention(), attention()), torch.randn(4, 8)
+    cut = cut_at(["1"], model, [x])
+    for number in range(2):
+        torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
+    assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tables_are_made_on_the_device_of_the_stage() -> None:
+    class Moved(Table):
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
+            return positions * self.frequencies.to(x.device, torch.float64).float()
+
+    cut = cut_at(["layers.1"], reading_a_table(Moved(nullcontext), 2), [torch.rand(4, 8)])
+    for number in range(2):
+        stage = cut.get_stage_module(number).to("meta")
+        torch_cut.compiled(stage, torch.device("meta"))
+        assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"
