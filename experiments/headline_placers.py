@@ -15,7 +15,8 @@ from experiments.guided import shipped, untrained
 from experiments.trajectories import Clock, Met, Placer
 from placeto.formats.placement import load_placement
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.starts import Method
 from placeto.heuristics.naive import try_single
 from placeto.placers import load_placer
@@ -105,18 +106,10 @@ def _training(make: MakeConfig, problem: PlacementProblem) -> object:
     return asdict(make(problem, ""))
 
 
-class FromOneDevice(GuidedPlacer):
-    """Guided search, and its pass, that begin with all on one device in place of the constructive placers."""
-
-    def _starts(self, evaluator: Evaluator, seed: int) -> bool:
-        try_single(evaluator, seed)
-        return evaluator.problem.num_devices > 1 and not evaluator.exhausted
-
-
-def from_one_device(placer: object) -> FromOneDevice:
-    """The same policy and search from one device."""
+def from_one_device(placer: object) -> GuidedPlacer:
+    """The same policy and search, which begin with all on one device in place of the constructive placers."""
     assert isinstance(placer, GuidedPlacer)
-    return FromOneDevice(placer.policy, placer.env, placer.search)
+    return GuidedPlacer(placer.policy, placer.env, placer.search, try_single)
 
 
 def _checkpoint(problem: PlacementProblem) -> object:
@@ -144,7 +137,7 @@ def _pass(learned: bool, problem: PlacementProblem, budget: int, seed: int, cloc
 def _search(method: Method, problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
     evaluator = Evaluator(problem, None, budget)
     try_single(evaluator, seed)
-    method(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
+    method(evaluator, np.random.default_rng(seed))
     return _met(evaluator.result())
 
 
@@ -175,7 +168,7 @@ PLACERS: dict[str, Placer] = {
     UNTRAINED: Placer(partial(_policy, False, False), _checkpoint),
     AS_SHIPPED: Placer(partial(_policy, True, True), _checkpoint),
     ANNEALING: Placer(partial(_search, annealing)),
-    MULTILEVEL: Placer(partial(_search, annealing_of_parts)),
+    MULTILEVEL: Placer(partial(_search, v_cycles)),
     SCRATCH_OURS: from_scratch(placeto),
     SCRATCH_PAPER: from_scratch(placeto_paper),
     COLOCRL[0]: from_scratch(partial(by_recipe, "seq2seq", "paper")),

@@ -36,7 +36,7 @@ from experiments.tables import Table, machine, markdown, mean_and_spread, publis
 from graphs import bert, gnmt, llama, moe, recurrent, unet
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
-from placeto.heuristics.local_search.annealing import annealing_of_parts
+from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.starts import CHEAP
 from placeto.heuristics.plans import all_plans
 from placeto.placers import load_placer
@@ -172,7 +172,7 @@ def placed(row: Row) -> dict[str, float]:
     rules = Evaluator(problem, None, row.simulations)
     for each in CHEAP:
         each(rules, row.seed)
-    annealing_of_parts(rules, rules.best_groups[0], np.random.default_rng(row.seed))
+    v_cycles(rules, np.random.default_rng(row.seed))
     found[RULES] = rules.best_score
     grids, plain = Evaluator(problem), [plan.placement(problem) for plan in all_plans(problem) if not plan.interleaved]
     for order in STATIC_ORDERS:

@@ -15,8 +15,9 @@ from functools import partial
 from placeto.heuristics.baechi import try_m_etf, try_m_sct, try_m_topo
 from placeto.heuristics.exact.exact_placer import try_exact
 from placeto.heuristics.list_scheduling import try_etf, try_heft
-from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts
+from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.descents import climb, iterate
+from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS, Method, follow
 from placeto.heuristics.naive import try_fastest, try_random, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
@@ -48,7 +49,7 @@ _METHODS: dict[str, Method] = {
     "hillclimb": climb,
     "ils": iterate,
     "anneal": annealing,
-    "multilevel": annealing_of_parts,
+    "multilevel": v_cycles,
 }
 SEARCHES = tuple(_METHODS)
 """Names of the placers that search until a budget is spent."""

@@ -11,24 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Annotated
 
 import numpy as np
 
 from placeto.environment.columns import NODE
 from placeto.environment.env_config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, make_instance, new_instance
+from placeto.environment.instance import Instance, InstanceBatch, new_instance
 from placeto.environment.observation import look
-from placeto.heuristics.local_search.starts import round_to_groups
-from placeto.plumbing.ranges import Count, Share, within
+from placeto.heuristics.local_search.joining import Coarsening
+from placeto.plumbing.ranges import Count
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.joining import Coarsening
-from placeto.problem.grouping import join_groups
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
-
-FEWEST = 4
-"""Smallest number of joined groups to which groups are joined."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +32,9 @@ class GuidedConfig:
     The differences of makespans below are those with 50 to 1,000 simulations, unless seconds are given.
     """
 
-    scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
-    """How far groups are joined: 0.5 leaves half as many. Without joined groups, makespans are 0.4 to 0.7 % longer."""
-    worth_rounding: Annotated[float, within(0.0, 1e9)] = 1.06
-    """A further sweep moves joined groups whose groups may be on several devices. Before it, each joined group is put
-    on one device, which may make the makespan longer. The sweep is only made if the makespan is then at most this
-    number times as long as before. The sweep makes the makespan up to 10 % shorter on GNMT, and changes nothing on
-    other graphs."""
+    levels: Count = 4
+    """The policy scores moves of groups, of half as many joined groups, and so on: so many levels. With one level,
+    makespans are 0.4 to 0.7 % longer."""
     in_vain: Count = 32
     """A sweep ends after so many tries in a row that found nothing better. With 64, makespans are as long as with 32.
     With 16, they are 1 % longer after 1 to 3 s."""
@@ -87,44 +77,17 @@ class Sweeper:
         self.policy, self.env, self.search = policy, env, search
         self._in_order = env.order == "topological"
 
-    def sweep_rounded(self, instance: Instance, evaluator: Evaluator) -> None:
-        """Make a sweep over groups that are joined wherever they are, unless rounding loses too much.
-
-        The evaluator's best placement of groups is rounded: each joined group goes to one device. The sweep begins with
-        the rounded placement. It is left out if this is more than `worth_rounding` times as long as the best placement,
-        or if no groups can be joined.
-        """
-        own, problem, (start, best) = self.search, instance.problem, evaluator.best_groups
-        joined = join_groups(problem, instance.groups, max(FEWEST, round(min(own.scales, default=1.0) * len(start))))
-        if joined.num_groups == len(start) or evaluator.exhausted:
-            return
-        of = joined.group[instance.groups.first_op]
-        here = round_to_groups(problem, joined, start[instance.groups.group])
-        if (score := evaluator.score(here[of])) <= own.worth_rounding * best:
-            self._sweep(make_instance(problem, joined), of, here, score, evaluator)
-
-    def sweep(self, instance: Instance, evaluator: Evaluator) -> None:
-        """Make a sweep over groups and groups joined on one device, from the evaluator's best placement of groups."""
-        here, best = evaluator.best_groups
-        self._sweep(instance, np.arange(len(here)), here, best, evaluator)
-
-    def _sweep(self, instance: Instance, of: np.ndarray, here: np.ndarray, best: float, evaluator: Evaluator) -> None:
+    def sweep(self, evaluator: Evaluator) -> None:
         """Try the moves of groups and of joined groups that the policy scores highest, none of them twice.
 
-        After each evaluation of the policy, at most `tries` moves are simulated and at most `kept` of them are kept.
-        Groups are joined anew where a kept move has given a part of a joined group another device. If the policy visits
-        groups in topological order, each evaluation scores the moves of one group of each view, one group after the
-        other.
-
-        Args:
-            instance: the problem with the G groups that are moved.
-            of: for each group of the evaluator, the group of `instance` that it belongs to.
-            here: (G,) int64, device of each group of `instance`.
-            best: score of the placement `here`, in microseconds.
-            evaluator: simulates placements of the same problem.
+        It begins with the evaluator's best placement of groups. After each evaluation of the policy, at most `tries`
+        moves are simulated and at most `kept` of them are kept. Groups are joined anew where a kept move has given a
+        part of a joined group another device. If the policy visits groups in topological order, each evaluation scores
+        the moves of one group of each view, one group after the other.
         """
         at_work("policy")
-        own = self.search
+        own, (here, best) = self.search, evaluator.best_groups
+        instance = new_instance(evaluator.problem, evaluator.groups)
         coarsening, groups = Coarsening(instance.problem, instance.groups), np.arange(len(here))
         vain, tried = 0, set[tuple[bytes, int]]()
         views: list[View | None] = []
@@ -146,7 +109,7 @@ class Sweeper:
                     continue
                 row = here.copy()
                 row[members] = device
-                score = evaluator.score(row[of])
+                score = evaluator.score(row)
                 tried.add((key, device))
                 vain = 0 if score < best else vain + 1
                 best = min(best, score)
@@ -158,16 +121,16 @@ class Sweeper:
     def _views(
         self, instance: Instance, coarsening: Coarsening, here: np.ndarray, before: list[View | None]
     ) -> list[View | None]:
-        """Return a view of the groups and, for each further number of `scales`, a view of joined groups.
+        """Return a view of the groups and, for each further level, a view of joined groups.
 
         Views of `before` are used again if the placement `here` (G,) has each of their joined groups on one device. The
         view is None at a level at which no further groups are joined.
         """
-        own, size = self.search, len(here)
+        size = len(here)
         if before and all(view is None or view.shows(here) for view in before):
             return before
         views: list[View | None] = before[:1] or [View.of(instance, np.arange(size))]
-        counts = [max(FEWEST, round(share * size)) for share in own.scales[1:]]
+        counts = [max(1, size >> level) for level in range(1, self.search.levels)]
         for number, joined in enumerate(coarsening.joined(here, counts), 1):
             old, left = before[number] if before else None, int(joined.max()) + 1
             if old is not None and old.shows(here):
@@ -189,7 +152,7 @@ class Sweeper:
         place = here[view.first]
         logits = self._logits(view, place, turn % len(place))
         devices, seen = logits.shape[1], set[int]()
-        for flat in np.argsort(-logits, axis=None, kind="stable")[: 8 * self.search.tries].tolist():
+        for flat in np.argsort(-logits, axis=None, kind="stable").tolist():
             moved, device = divmod(flat, devices)
             likely = np.isfinite(logits[moved, device]) and device != place[moved]
             if len(seen) == self.search.tries or not likely:

@@ -230,16 +230,6 @@ class Evaluator:
                     self._best_groups, self._best_groups_score = per_group, us
 
     @contextmanager
-    def split_into(self, parts: Groups) -> Iterator[None]:
-        """Replace the groups by their parts for the block, with their own `best_groups`."""
-        before = self.groups, self._best_groups, self._best_groups_score
-        self.regroup(parts)
-        try:
-            yield
-        finally:
-            self.groups, self._best_groups, self._best_groups_score = before
-
-    @contextmanager
     def confined(self, problem: PlacementProblem, devices: Sequence[int]) -> Iterator[Evaluator]:
         """Yield an evaluator of `problem`, made by `on_devices(self.problem, devices)`, which spends this one's budget.
 

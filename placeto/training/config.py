@@ -327,13 +327,10 @@ def check_loaded(**parts: Any) -> None:
         check_settings(settings, f"{part}.")
         if isinstance(settings, OneShotConfig):
             _check_widths(settings)
-        if isinstance(settings, GuidedConfig):
-            _check_scales(settings.scales)
 
 
 def _check_iterative(config: TrainConfig) -> None:
     learning = config.learning
-    _check_scales(config.search.scales)
     if learning.reinforcement > 0 and learning.replicas < 2:
         raise TrainingError(f"learning.replicas must be at least 2, not {learning.replicas}")
     if learning.reinforcement < 1 and not hasattr(find_policy(config.placer).policy, "changes"):
@@ -344,11 +341,6 @@ def _check_iterative(config: TrainConfig) -> None:
     if learning.supervised > 0 and learning.replay and learning.replay < episodes:
         raise TrainingError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
                           f"not {learning.replay}")  # fmt: skip
-
-
-def _check_scales(scales: tuple[float, ...]) -> None:
-    if scales[:1] != (1.0,) or list(scales) != sorted(set(scales), reverse=True):
-        raise TrainingError(f"search.scales must begin with 1 and fall, unlike {' '.join(map(str, scales)) or '()'}")
 
 
 def _check_one_shot(config: OneShotTrainConfig) -> None:

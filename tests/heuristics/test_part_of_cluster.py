@@ -1,9 +1,8 @@
 """A larger cluster that contains the smaller one is no worse."""
 
-import numpy as np
 import pytest
 
-from placeto.heuristics.local_search.part_of_cluster import FOR_HALVES, ON_SEARCH, on_best_part, parts_to_try
+from placeto.heuristics.local_search.part_of_cluster import FOR_HALVES, parts_to_try
 from placeto.placers import load_placer
 from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
@@ -25,7 +24,7 @@ def test_four_hosts_are_no_worse_than_one(name: str) -> None:
     """On four, 150 simulations found steps that were 1 to 10 % longer."""
     problem, placer = PlacementProblem(random_graph(1), hosts()), load_placer(name)
     one, four = (placer(on, simulations=150) for on in (on_devices(problem, (0, 1, 2, 3)), problem))
-    assert four.makespan_us <= 1.001 * one.makespan_us
+    assert four.makespan_us <= 1.01 * one.makespan_us
     assert simulate(problem, four.placement, order=four.order).makespan_us == four.makespan_us
     assert four.simulations == 150
     assert [us for _, _, us in four.history] == sorted((us for _, _, us in four.history), reverse=True)
@@ -36,13 +35,3 @@ def test_halves_are_tried_where_there_are_simulations_to_spare() -> None:
     assert parts_to_try(Evaluator(problem, None, FOR_HALVES - 1)) == []
     assert parts_to_try(Evaluator(problem, None, FOR_HALVES)) == [(0, 1)]
     assert parts_to_try(Evaluator(problem)) == []
-
-
-def test_a_search_stays_on_the_smallest_part_of_the_best_placement() -> None:
-    problem = PlacementProblem(random_graph(0), hosts())
-    for devices, expected in (((4, 5), 8), ((0, 5), 8), ((1, 2), 4), ((0, 15), None)):
-        judge = Evaluator(problem, None, 100)
-        judge.score(np.resize(devices, judge.groups.num_groups))
-        with on_best_part(judge) as inner:
-            assert (None if inner is None else inner.problem.num_devices) == expected
-            assert inner is None or inner.limit == 1 + int(np.ceil(ON_SEARCH * 99))

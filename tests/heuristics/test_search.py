@@ -14,10 +14,11 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics.local_search import local_search
-from placeto.heuristics.local_search.annealing import MIX, annealing_of_parts
 from placeto.heuristics.local_search.delta_estimate import estimate, new_scratch
 from placeto.heuristics.local_search.descents import CLIMBING
 from placeto.heuristics.local_search.local_search import LocalSearch
+from placeto.heuristics.local_search.moves import MOVES
+from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.problem.cluster import load_cluster
@@ -97,7 +98,7 @@ def test_state_agrees_with_the_simulator_after_any_search() -> None:
         problem = uneven_problem(rng, 30, 3)
         groups = group_ops(problem)
         evaluator = Evaluator(problem, groups, simulations=300)
-        search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), MIX, rng)
+        search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), MOVES, rng)
         search.run(0.1, 0.01)
         state, schedule = search.state, simulate(problem, search.device[groups.group])
         np.testing.assert_array_equal(state.placement, schedule.placement)
@@ -122,7 +123,7 @@ def test_iterated_search_leaves_a_local_optimum() -> None:
     ]  # fmt: skip
     problem = problem_of(ops, "2xp100")
     evaluator = Evaluator(problem, group_ops(problem), simulations=500)
-    LocalSearch(evaluator, np.zeros(6, np.int64), {"random": 1.0}, np.random.default_rng(0)).run()
+    LocalSearch(evaluator, np.zeros(6, np.int64), ("random",), np.random.default_rng(0)).run()
     assert evaluator.best_score == pytest.approx(problem.single_device_us)
     assert HEURISTICS["ils"](problem, simulations=500).makespan_us == pytest.approx(
         problem.single_device_us / 2, rel=0.01
@@ -139,26 +140,24 @@ def test_searches_use_their_budget_and_improve(name: str) -> None:
     assert many.makespan_us < 0.3 * problem.single_device_us
 
 
-def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() -> None:
+def test_v_cycles_move_parts_of_groups() -> None:
     problem = toy_problem(7, 500, 4)
-    groups = group_ops(problem)
-    ends = {}
-    for budget in (500, 8000):
-        ends[budget] = evaluator = Evaluator(problem, groups, budget)
-        start, _ = best_cheap(evaluator)
-        annealing_of_parts(evaluator, start, np.random.default_rng(0))
-        assert evaluator.simulations == budget
-    assert ends[500].groups is groups
-    assert ends[8000].groups.num_groups > groups.num_groups == 200
-    assert ends[8000].best_score < HEURISTICS["anneal"](problem, simulations=8000).makespan_us
-    assert simulate(problem, ends[8000].result().placement).makespan_us == ends[8000].best_score
+    evaluator = Evaluator(problem, None, 8000)
+    best_cheap(evaluator)
+    groups = evaluator.groups.num_groups
+    v_cycles(evaluator, np.random.default_rng(0))
+    assert evaluator.simulations == 8000
+    assert evaluator.groups.num_groups > groups == 200
+    assert evaluator.best_score < HEURISTICS["anneal"](problem, simulations=8000).makespan_us
+    assert simulate(problem, evaluator.result().placement).makespan_us == evaluator.best_score
 
 
 def test_a_search_begins_where_the_best_placement_op_by_op_is() -> None:
     problem = PlacementProblem(FAMILIES["cifar10"].load("train", 1), load_cluster("2xv100"), ROOFLINE)
     rounded, cut = Evaluator(problem), Evaluator(problem)
     _, grouped = best_cheap(rounded)
-    start, score = begin(cut)
+    begin(cut)
+    start, score = cut.best_groups
     assert cut.best is not None
     assert cut.groups.num_groups > rounded.groups.num_groups
     np.testing.assert_array_equal(start[cut.groups.group], cut.best)
@@ -187,7 +186,7 @@ def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.Mo
     problem = forks(6, 5, "4xv100")
     monkeypatch.setattr(local_search, "threads", lambda: 2)
     evaluator = Evaluator(problem, group_ops(problem), simulations=50)
-    search = LocalSearch(evaluator, np.zeros(30, np.int64), MIX, np.random.default_rng(0))
+    search = LocalSearch(evaluator, np.zeros(30, np.int64), MOVES, np.random.default_rng(0))
     compiled = local_search.search
 
     def interrupted(*arguments: Any) -> tuple[int, int]:

@@ -49,7 +49,7 @@ def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_on
     evaluator = Watched(problem, instance.groups, 1000)
     here = start = np.random.default_rng(0).integers(3, size=groups)
     best = evaluator.score(start)
-    placer.sweeper.sweep(instance, evaluator)
+    placer.sweeper.sweep(evaluator)
     tried, sizes = set(), set()
     for placement in evaluator.asked[1:]:
         changed = np.flatnonzero(placement != here)
@@ -73,9 +73,9 @@ def test_a_sweep_ends_once_nothing_better_is_found():
     oracle = Oracle(instance)
     start = np.random.default_rng(0).integers(3, size=instance.groups.num_groups)
     for patience in (5, 20):
-        evaluator, own = Watched(problem, instance.groups), GuidedConfig(scales=(1.0,), in_vain=patience)
+        evaluator, own = Watched(problem, instance.groups), GuidedConfig(levels=1, in_vain=patience)
         evaluator.score(start)
-        Sweeper(oracle, EnvConfig(), own).sweep(instance, evaluator)
+        Sweeper(oracle, EnvConfig(), own).sweep(evaluator)
         scores = [Evaluator(problem).score(placement) for placement in evaluator.asked]
         assert evaluator.best_score == min(scores) < scores[0]
         assert len(scores) - 1 - int(np.argmin(scores)) == patience
@@ -96,7 +96,7 @@ def test_a_fixed_traversal_asks_for_each_group_once_and_may_leave_it_where_it_is
     evaluator = Watched(problem, instance.groups)
     here = np.zeros(groups, np.int64)
     scores = [evaluator.score(here)]
-    Sweeper(policy, order, GuidedConfig(scales=(1.0,))).sweep(instance, evaluator)
+    Sweeper(policy, order, GuidedConfig(levels=1)).sweep(evaluator)
     assert turns == list(np.argsort(instance.traversal))
     moved = []
     for placement in evaluator.asked[1:]:

@@ -8,8 +8,7 @@ import torch
 from placeto.errors import TrainingError
 from placeto.plumbing.ranges import Share, within
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.policies.sweeps import GuidedConfig
-from placeto.training.config import LearningConfig, OneShotTrainConfig, TrainConfig, check_config, check_loaded
+from placeto.training.config import LearningConfig, OneShotTrainConfig, TrainConfig, check_config
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.learner import Run
 from placeto.training.settings import check_settings
@@ -91,13 +90,6 @@ def test_the_settings_that_have_no_effect_without_a_stage_are_named(reinforcemen
     base = replace(QUICK, reinforcement=reinforcement, replay=20, annealed=0.4)
     assert same(learned(replace(base, **others)), learned(base))
     assert not same(learned(replace(base, temperature=3.0)), learned(base))
-
-
-def test_scales_begin_with_one_and_fall():
-    for scales in ((1.0, 0.25, 0.5), (0.5, 0.25), (1.0, 1.0)):
-        for check in (lambda search: check_config(TrainConfig("out", search=search)), lambda s: check_loaded(search=s)):
-            with pytest.raises(TrainingError, match=r"search\.scales must begin with 1 and fall"):
-                check(GuidedConfig(scales=scales))
 
 
 def test_measured_step_times_are_no_labels_of_the_supervised_stage(tmp_path):

@@ -97,4 +97,4 @@ def estimate(
                     link = device * num_devices + target
                     arrival += flat.latency_us[link] + flat.tensor_bytes[flat.out_tensor[edge]] / flat.bandwidth[link]
                 child_late = max(child_late, arrival - record.start[child] - slack[child])
-    return child_late + mean / total + 0.3 * (displaced - gain)
+    return child_late + mean / total + displaced - gain

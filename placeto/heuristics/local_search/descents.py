@@ -7,37 +7,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.heuristics.local_search.annealing import MIX
 from placeto.heuristics.local_search.local_search import LocalSearch
+from placeto.heuristics.local_search.moves import MOVES
 from placeto.simulator.evaluator import Evaluator
 
-CLIMBING = {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15}
-"""Probability of each kind of move of hill climbing. Iterated local search has the `MIX` of annealing."""
-WORSE = 0.002
-"""Iterated local search stays where a descent ended if the makespan there is at most this share above that of the
-placement before the random moves. Otherwise it returns to that placement."""
+CLIMBING = ("random", "swap", "set", "part")
+"""Kinds of moves of hill climbing. Iterated local search proposes all kinds."""
 KICKED = 0.03
 """Share of the groups that are moved at random before a new descent."""
 
 
-def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+def climb(evaluator: Evaluator, rng: np.random.Generator) -> None:
     """Hill climbing: random moves from the best placement of the constructive placers, kept unless they are worse.
 
     It moves groups, and sets of groups such as modules. It ends early after `KNOWN` proposals in a row
     of which none can be better than the placement so far.
     """
-    LocalSearch(evaluator, start, CLIMBING, rng).run()
+    LocalSearch(evaluator, evaluator.best_groups[0], CLIMBING, rng).run()
 
 
-def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+def iterate(evaluator: Evaluator, rng: np.random.Generator) -> None:
     """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
-    search = LocalSearch(evaluator, start, MIX, rng)
+    search = LocalSearch(evaluator, evaluator.best_groups[0], MOVES, rng)
     groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
     patience = groups * (devices - 1)  # as many proposals in a row without an improvement as there are single moves
     home, home_score = search.device.copy(), search.score
     while not evaluator.exhausted:
         search.run(patience=patience)
-        if search.score <= home_score * (1.0 + WORSE):
+        if search.score <= home_score:
             home, home_score = search.device.copy(), search.score
         if not evaluator.exhausted:
             search.restart(_kicked(home, evaluator, rng))

@@ -6,7 +6,7 @@ Legend: N ops, G groups, D devices, M kinds of moves.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -43,19 +43,17 @@ class LocalSearch:
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
         start: (G,) device of each group; this placement is simulated once more.
-        mix: probability of each kind of move of `MOVES`.
+        kinds: of `MOVES`, which are proposed equally often.
         rng: source of randomness.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, start: np.ndarray, mix: Mapping[str, float], rng: np.random.Generator
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, start: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> None:
         problem, groups = evaluator.problem, evaluator.groups.num_groups
         devices, size = problem.num_devices, groups * (problem.num_devices - 1)
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
-        chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-        self.rules = Rules(chances / chances[-1], ESTIMATE_UNIT if mix.get("estimated") else 0.0, KNOWN)
+        proposed = np.array([MOVES.index(kind) for kind in kinds], np.int64)
+        self.rules = Rules(proposed, ESTIMATE_UNIT if "estimated" in kinds else 0.0, KNOWN)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),

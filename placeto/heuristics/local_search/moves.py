@@ -1,6 +1,6 @@
 """The state of a local search, and the moves of groups that it may propose.
 
-Legend: N ops, G groups, D devices, S sets, M kinds of moves, C moves that have a delta estimate, H entries of the memo.
+Legend: N ops, G groups, D devices, S sets, C moves that have a delta estimate, H entries of the memo.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "
 - exchange: the groups of a set that are on two devices change places;
 - block: a connected block of groups that are on one device, one of them critical, to another one.
 """
-MANY = 8
-"""With more devices than this, half of the time a move is to the device of a group with which it exchanges tensors."""
 LARGEST_BLOCK = 12
 """Upper limit of the number of groups in a connected block."""
-CRITICAL_SETS = 0.8
-"""Share of the moves of sets for which a critical group is drawn first and then a set that has it."""
 ESTIMATED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
@@ -57,7 +53,7 @@ class State(NamedTuple):
 class Rules(NamedTuple):
     """How a search proposes and accepts."""
 
-    mix: np.ndarray  # (M,) cumulative probability of each kind of move; RANDOM must have some
+    kinds: np.ndarray  # int64, the kinds of moves that are proposed, RANDOM among them; see `MOVES`
     estimate_unit: float  # see `ESTIMATE_UNIT`, share of the makespan; 0 = no delta estimates are made
     known: int  # see `KNOWN`
 
@@ -89,11 +85,11 @@ def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> 
 def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) -> int:
     """Draw another device for a group.
 
-    With more than `MANY` devices it is, half of the time, that of a group with which this one exchanges tensors. If
-    that is the group's own device, and in all other cases, every other device is equally likely.
+    Half of the time it is that of a group with which this one exchanges tensors. If that is the group's own device, and
+    in all other cases, every other device is equally likely.
     """
     here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
-    if num_devices > MANY and stop > first and uniform(state.counter) < 0.5:
+    if stop > first and uniform(state.counter) < 0.5:
         device = state.device[near.near[between(state.counter, first, stop)]]
         if device != here:
             return device
@@ -167,7 +163,7 @@ def _propose_set(
     chosen: np.ndarray,
     target: np.ndarray,
 ) -> int:
-    """Propose a move of a set, mostly of one that has a critical group; returns how many groups it moves.
+    """Propose a move of a set that has a critical group, or any if there is none; returns how many groups it moves.
 
     Half of the time only a window of the set moves, which has this critical group or, if there is none, a random one.
     """
@@ -175,7 +171,7 @@ def _propose_set(
     if num_sets == 0:
         return 0
     which, middle = between(state.counter, 0, num_sets), -1
-    if state.num_critical[0] > 0 and uniform(state.counter) < CRITICAL_SETS:
+    if state.num_critical[0] > 0:
         group = state.critical[between(state.counter, 0, state.num_critical[0])]
         if near.home_ptr[group + 1] > near.home_ptr[group]:
             entry = between(state.counter, near.home_ptr[group], near.home_ptr[group + 1])

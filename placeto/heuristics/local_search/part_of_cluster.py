@@ -1,12 +1,11 @@
-"""Searching on a part of the cluster, since in a large cluster most moves to other hosts gain nothing.
+"""Constructive placers on parts of the cluster, since in a large cluster devices of other hosts often gain nothing.
 
 Legend: D devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,8 +15,6 @@ from placeto.simulator.evaluator import Evaluator
 
 ON_STARTS = 0.15
 """Upper limit of the share of the remaining budget for constructive placers on parts of the cluster."""
-ON_SEARCH = 0.8
-"""Share of the budget left after that, for a search on the part that has all devices of the best placement."""
 FOR_HALVES = 500
 """With fewer simulations left than this, halves of equal devices are not tried, only parts by links and by kinds."""
 
@@ -58,23 +55,3 @@ def start_on_parts(evaluator: Evaluator, rules: Callable[[Evaluator], None], sec
             with evaluator.confined(part, devices) as inner:
                 rules(inner)
             seconds = evaluator.seconds - began
-
-
-@contextmanager
-def on_best_part(evaluator: Evaluator) -> Iterator[Evaluator | None]:
-    """Yield an evaluator for a search on the smallest part of the cluster that has all devices of the best placement.
-
-    It yields None if there is no such part or the budget is spent. The search may take `ON_SEARCH` of the remaining
-    budget. Halves of equal devices are no such parts, since a search finds out by itself how many of them it needs.
-    """
-    best, problem = evaluator.best, evaluator.problem
-    used = set() if best is None else set(np.unique(best).tolist())
-    around = [devices for devices in subclusters(problem.cluster) if used and used <= set(devices)]
-    around = [devices for devices in around if simulates_alike(problem, devices)]
-    if not around or evaluator.exhausted:
-        yield None
-        return
-    devices = min(around, key=len)
-    part = on_devices(problem, devices)
-    with evaluator.limited_to(ON_SEARCH), evaluator.confined(part, devices) as inner:
-        yield inner

@@ -16,7 +16,7 @@ import numpy as np
 from placeto.heuristics.local_search.delta_estimate import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.heuristics.local_search.random_numbers import uniform
+from placeto.heuristics.local_search.random_numbers import between, uniform
 from placeto.heuristics.local_search.thread_pool import (
     Batch,
     ThreadPool,
@@ -238,7 +238,7 @@ def _fill(
             fruitless += 1
             count, chosen, target = 0, batch.chosen[filled], batch.target[filled]
             while count == 0:
-                kind = int(np.searchsorted(rules.mix, uniform(state.counter), side="right"))
+                kind = rules.kinds[between(state.counter, 0, len(rules.kinds))]
                 count = propose(near, state, kind, num_devices, marked, chosen, target)
             key = state.hash[0]
             for k in range(count):

@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.heuristics.baechi import try_m_sct, try_m_topo
 from placeto.heuristics.list_scheduling import try_etf, try_heft
-from placeto.heuristics.local_search.part_of_cluster import on_best_part, start_on_parts
+from placeto.heuristics.local_search.part_of_cluster import start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.order_choice import choose_order, order_chosen_again, orders_to_try
 from placeto.heuristics.partition import try_expert, try_metis
@@ -40,8 +40,8 @@ CONSTRUCTIVE: tuple[Rule, ...] = (
 ON_PARTS: tuple[Rule, ...] = (try_etf, try_metis, try_heft, try_expert)
 """The constructive placers that `best_cheap` also runs on parts of the cluster."""
 DEFAULT_SIMULATIONS = 1000
-Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
-"""A search: from a placement (G,) of groups, it spends the rest of the evaluator's budget."""
+Method = Callable[[Evaluator, np.random.Generator], None]
+"""A search: from the evaluator's best placement of groups, it spends the rest of the evaluator's budget."""
 
 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
@@ -79,19 +79,14 @@ def _follow_rules(evaluator: Evaluator, rules: Sequence[Rule], seed: int) -> Non
                     repair(evaluator)
 
 
-def begin(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
-    """Run `best_cheap`, and then cut the evaluator's groups where the best placement divides them.
-
-    Returns:
-        The best placement (G,) of the evaluator's groups, and its penalised makespan in microseconds.
-    """
+def begin(evaluator: Evaluator, seed: int = 0) -> None:
+    """Run `best_cheap`, and then cut the evaluator's groups where the best placement divides them."""
     best_cheap(evaluator, seed)
     placement = evaluator.best
     if placement is not None and evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
         evaluator.regroup(cut_groups(evaluator.problem, evaluator.groups, placement))
         if not np.array_equal(evaluator.best_groups[0], placement[evaluator.groups.first_op]):
             evaluator.score(placement[evaluator.groups.first_op])  # by the dispatch, not in an order of its own
-    return evaluator.best_groups
 
 
 def round_best(evaluator: Evaluator) -> None:
@@ -107,27 +102,24 @@ def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.nda
     return votes.argmax(axis=1)
 
 
-def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
+def follow(method: Method, evaluator: Evaluator, seed: int, start: Rule = begin) -> None:
     """Run a search from the best placement of the constructive placers, until the evaluator's budget is spent.
 
-    In a large cluster it runs on a part of the cluster first (see `on_best_part`). At the end the order is chosen once
-    more (see `order_chosen_again`).
+    At the end the order is chosen once more (see `order_chosen_again`).
 
     Args:
         method: the search.
         evaluator: scores, and keeps the best.
         seed: of the search.
+        start: scores the placements from the best of which the search begins.
     """
-    _, score = begin(evaluator, seed)
-    if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+    start(evaluator, seed)
+    if can_be_improved(evaluator):
         at_work("search")
-        random = np.random.default_rng(seed)
         with order_chosen_again(evaluator):
-            with on_best_part(evaluator) as inner:
-                if inner is not None:
-                    round_best(inner)
-                    method(inner, inner.best_groups[0], random)
-            if inner is not None:
-                round_best(evaluator)
-            if not evaluator.exhausted:
-                method(evaluator, evaluator.best_groups[0], random)
+            method(evaluator, np.random.default_rng(seed))
+
+
+def can_be_improved(evaluator: Evaluator) -> bool:
+    """Whether a search can go on: there are several devices, a placement of groups that takes time, and budget left."""
+    return evaluator.problem.num_devices > 1 and 0 < evaluator.best_groups[1] < math.inf and not evaluator.exhausted

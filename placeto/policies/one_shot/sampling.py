@@ -80,8 +80,7 @@ class SamplingPlacer(LearnedPlacer):
     def _search(self, evaluator: Evaluator, seed: int) -> None:
         """Anneal from the best placement of groups, after the best placement was rounded to groups."""
         round_best(evaluator)
-        if not evaluator.exhausted:
-            annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
+        annealing(evaluator, np.random.default_rng(seed))
 
 
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:

@@ -23,13 +23,13 @@ from torch_geometric.data import Data
 from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
-from placeto.heuristics.local_search.annealing import anneal_within, parts_of
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.multilevel import parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
 from placeto.policies.guided_search import Starts, cheap_starts
 from placeto.policies.pair_policy import PairDistribution, answers
 from placeto.policies.placeto import PlacetoPolicy
-from placeto.policies.sweeps import FEWEST
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -307,7 +307,7 @@ def _groups(problem: PlacementProblem, learning: LearningConfig, number: int) ->
         return parts_of(problem, groups)
     if nth < learning.parts + learning.joined:
         share = JOINED[number % len(JOINED)]
-        return join_groups(problem, groups, max(FEWEST, round(share * groups.num_groups)))
+        return join_groups(problem, groups, max(1, round(share * groups.num_groups)))
     return groups
 
 
@@ -334,13 +334,13 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
         start = starts[random.integers(len(starts))]
         evaluator = Evaluator(problem, groups, int(random.choice(_SIMULATIONS)))
         evaluator.score(start)
-        anneal_within(evaluator, random)
+        annealing(evaluator, random)
         if instance.groups.num_groups != groups.num_groups:
             placement = round_to_groups(problem, instance.groups, expand(groups, evaluator.best_groups[0]))
             more = int(random.choice(_SIMULATIONS)) if random.random() < _AS_WELL else 1
             evaluator = Evaluator(problem, instance.groups, more)
             evaluator.score(placement)
-            anneal_within(evaluator, random)
+            annealing(evaluator, random)
         row[:] = evaluator.best_groups[0]
     return rows
 

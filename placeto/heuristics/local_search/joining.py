@@ -44,6 +44,11 @@ class Coarsening:
         device = np.ascontiguousarray(placement, np.int64)
         return list(_joined(self._work, self._pairs, self._time, device, np.array(counts, np.int64)))
 
+    def groups_on_one_device(self, placement: np.ndarray, count: int) -> Groups:
+        """Join groups that a placement (G,) has on one device to `count` groups, and return these; see `joined`."""
+        (joined,) = self.joined(placement, [count])
+        return self.groups_of(joined)
+
     def groups_of(self, joined: np.ndarray) -> Groups:
         """Return the groups of ops that belong to joined groups (G,), without names of modules and without sets."""
         count = int(joined.max()) + 1
@@ -51,8 +56,6 @@ class Coarsening:
 
 
 _WORK = 2.0  # largest work of a joined group, divided by the mean work if there are as many as there should be
-_GROWS = 4.0  # the largest work is multiplied by this number if it leaves too many joined groups
-_TIMES = 3  # largest works that are tried
 
 
 @compiled()
@@ -64,12 +67,11 @@ def _joined(
     leader, weight, count = np.arange(num_groups), work.copy(), num_groups
     rows = np.empty((len(counts), num_groups), np.int64)
     for s in range(len(counts)):
-        limit, grown = _WORK * work.sum() / counts[s], 0
-        while count > counts[s] and grown < _TIMES:
+        limit, before = _WORK * work.sum() / counts[s], 0
+        while count > counts[s] and (count != before or limit < work.sum()):
+            limit *= _WORK if count == before else 1.0
             before = count
             count = _matched(leader, weight, pairs, time, device, limit, count, counts[s])
-            if count == before:
-                limit, grown = _GROWS * limit, grown + 1
         number, found = np.empty(num_groups, np.int64), 0
         for g in range(num_groups):  # the leader of a joined group is its first group
             if leader[g] == g:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.policies.joining import Coarsening
+from placeto.heuristics.local_search.joining import Coarsening
 from placeto.problem.grouping import group_ops
 from tests.cases import toy_problem
 
