@@ -9,8 +9,8 @@ K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofl
 was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't counted
 twice.
 
-A GPU differs from the captured ops in two ways: it computes a dropout in one kernel in each direction, and convolutions
-on tensor cores copy tensors whose channels aren't the innermost dimension.
+A GPU differs from the captured ops in three ways: it computes a dropout in one kernel in each direction, and attention
+with dropout, too; and convolutions on tensor cores copy tensors whose channels aren't the innermost dimension.
 
 Legend: N ops, D devices.
 """
@@ -34,7 +34,8 @@ from placeto.problem.checks import Number, OneOf, OpenRecord, Positive, Text, re
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import CHANNELS_LAST
+from placeto.problem.graph.fused_attention import work_on_gpus
+from placeto.problem.graph.label_values import ATTENTION, CHANNELS_LAST, DROPOUT
 from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote, within
 
@@ -79,6 +80,8 @@ def op_kind(op_type: str, kernel: str = "") -> str:
     name = op_type.rpartition(".")[2]
     plain, backward, _ = name.partition("_backward")
     kind = next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), "")
+    if kernel == ATTENTION and kind.endswith("matmul"):
+        return "attention"
     groups = kernel.removesuffix(CHANNELS_LAST).rstrip("_")
     if groups and kind == "convolution":
         kind = f"{groups}_{kind}"
@@ -206,6 +209,7 @@ class Efficiency:
         which = np.array([unique[label] for label in labels])
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
         fused = np.array([_of_dropout(*label) for label in unique])[which]
+        flops, accessed = work_on_gpus(graph)
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
@@ -218,13 +222,13 @@ class Efficiency:
                 found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
                 table = np.array(found)[which]
                 share, memory, fixed, slope, least, most = table.T
-                size = graph.bytes_accessed if device.is_cpu else graph.bytes_accessed * fused
-                compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
+                work, size = (graph.flops, graph.bytes_accessed) if device.is_cpu else (flops, accessed * fused)
+                compute, access = work / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
                 copies = access * np.array([self._copies(device, *one) for one in of])[which]
-                work = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
-                free = (graph.flops == 0) & (size == 0)
-                time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))
+                busy = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
+                free = (work == 0) & (size == 0)
+                time[:, column] = np.where(free, 0.0, busy + np.maximum(fixed - device.overhead_us, 0.0))
         return time
 
     def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
@@ -272,7 +276,7 @@ def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
 
     A GPU computes a dropout in one kernel in each direction, with a mask of one byte for each number.
     """
-    if kernel != "dropout":
+    if kernel != DROPOUT:
         return 1.0
     size = _DROPOUT_FLOAT.get(dtype, 4)
     return (2 * size + 1) / (3 * size) if op_type.endswith("mul") else 0.0
