@@ -110,6 +110,9 @@ LOW_POWER = ("p4", "t4", "l4")
 """Boards of 70 to 75 W, which don't hold the clock of their datasheet's peak while they compute: in no mean of that."""
 SAME = {"h200": "h100", "h100": "h200", "a100-40gb": "a100"}
 """Chips that are the same as a measured one but for their memory: its entries hold where they have none."""
+SUSTAINED = {"h100": 0.5}
+"""Largest share of the peak on tensor cores: ops were measured in short runs, and at the power limit of 700 W a step of
+such ops is slower. Chosen by `experiments.sustained`."""
 IN_NO_MEAN = ("h200",)
 """Boards whose chip is in the means already, by another board."""
 _OURS, _OWN = "Placeto", Path(__file__).parent / "data" / "h200_ops.csv.gz"
@@ -369,10 +372,12 @@ def table(ops: Sequence[Op]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "made_by": "python -m experiments.fit_efficiency",
-        "formula": "fixed_us + max(flops / (peak * compute * ratio^slope), bytes / (memory bandwidth * memory))",
+        "formula": "fixed_us + max(flops / (peak * min(compute * ratio^slope, sustained)), "
+        "bytes / (memory bandwidth * memory))",
         "sources": _SOURCES,
         "constant": CONSTANT,
         "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
+        "sustained": SUSTAINED,
         "same": SAME,
         "entries": list(entries(ops, CONSTANT)),
     }

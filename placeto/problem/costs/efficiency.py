@@ -3,11 +3,12 @@
 time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
 ratio of the two terms at full speed. Ops that reuse more of what they read, such as products of large matrices, reach a
 larger share of the peak. The factors of each kind of op on each device are in a table, ``efficiency.json``, which
-`experiments.fit_efficiency` makes from measured ops. A kind of op that was not measured on a device has the mean of
-other devices. A kind that was not measured in a dtype has the factors of the plainer kind that it computes as. On the
-K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofline's, divided by a constant. `fixed`
-was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't counted
-twice.
+`experiments.fit_efficiency` makes from measured ops. Boards that run at their power limit during a step don't reach the
+shares of ops that were measured alone: `sustained` bounds them. A kind of op that was not measured on a device has the
+mean of other devices. A kind that was not measured in a dtype has the factors of the plainer kind that it computes as.
+On the K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofline's, divided by a constant.
+`fixed` was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't
+counted twice.
 
 A GPU differs from the captured ops in three ways: it computes a dropout in one kernel in each direction, and attention
 with dropout, too; and convolutions on tensor cores copy tensors whose channels aren't the innermost dimension.
@@ -21,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired
@@ -123,13 +124,16 @@ class Efficiency:
     entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
     same: Mapping[str, str]  # kind of device -> kind with the same chip, whose entries are used where it has none
     constant: float  # share of the roofline's speed, if nothing is measured
-    constants: Mapping[str, float]  # kind of device -> its own constant
+    constants: Mapping[str, float] = field(default_factory=dict)  # kind of device -> its own constant
+    # kind of device -> the largest share of the peak that it sustains on tensor cores for a whole step
+    sustained: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
         """The name of the model, and a hash of its table."""
         table = sorted((*key, *factors) for key, factors in self.entries.items())
-        content = json.dumps([table, sorted(self.same.items()), self.constant, sorted(self.constants.items())])
+        others = (sorted(each.items()) for each in (self.constants, self.sustained))
+        content = json.dumps([table, sorted(self.same.items()), self.constant, *others])
         return f"efficiency {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
     @cached_property
@@ -226,10 +230,18 @@ class Efficiency:
                 compute, access = work / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
                 copies = access * np.array([self._copies(device, *one) for one in of])[which]
-                busy = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
+                highest = np.array([self._sustained(device, dtype) for _, _, dtype in of])[which]
+                share = np.minimum(share * ratio**slope, highest)
+                busy = (np.maximum(compute / share, access / memory) + copies) * 1e6
                 free = (work == 0) & (size == 0)
                 time[:, column] = np.where(free, 0.0, busy + np.maximum(fixed - device.overhead_us, 0.0))
         return time
+
+    def _sustained(self, device: Device, dtype: str) -> float:
+        """The largest share of the peak in a dtype that a device sustains for a whole step; inf if it isn't known."""
+        if not _on_tensor_cores(device, dtype):
+            return np.inf
+        return next((self.sustained[name] for name in self._names(device) if name in self.sustained), np.inf)
 
     def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
         """Time of copying a convolution's tensors, as a multiple of the time to access them once at full speed.
@@ -317,6 +329,9 @@ class EfficiencyRecord(OpenRecord):
     measured on no device."""
     constants: NotRequired[dict[Text, Positive]]
     """Kind of device -> a constant of its own, in place of entries. Default: `{}`"""
+    sustained: NotRequired[dict[Text, Positive]]
+    """Kind of device -> the largest share of the peak that it sustains on tensor cores, in 16 bits or tf32. Entries are
+    of short runs of an op, and a step takes longer at the power limit of the board. Default: `{}`"""
     same: NotRequired[dict[Text, Text]]
     """Kind of device -> another kind with the same chip, whose entries it takes where it has none. Default: `{}`"""
     entries: list[EntryRecord]
@@ -340,7 +355,8 @@ def load_efficiency(path: str | Path) -> Efficiency:
                 raise CostsError(f"entries: there are two of {', '.join(map(quote, key))}")
             size = entry.get("slope", 0.0), *entry.get("ratios", (1.0, 1.0))
             entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *size)
-        return Efficiency(entries, values.get("same", {}), values["constant"], values.get("constants", {}))
+        shares = values.get("constants", {}), values.get("sustained", {})
+        return Efficiency(entries, values.get("same", {}), values["constant"], *shares)
 
 
 EFFICIENCY = load_efficiency(Path(__file__).with_name("efficiency.json"))
