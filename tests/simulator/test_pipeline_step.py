@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from placeto.formats.exports import torch_pipeline
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import STATIC_ORDERS, Cluster
 from placeto.problem.costs.profiled import Fit, Profiled
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.chunk_order import order_chunks
 from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
@@ -34,6 +35,21 @@ def test_without_replicas_the_step_is_that_of_the_chunks_and_a_division() -> Non
     assert len([name for name in added if name.endswith(" divided on gpu:0")]) == 1
     sums = [name for name in added if " of " in name and "divided" not in name]
     assert len(sums) == 16 * 7  # parameters, and micro-batches after the first
+
+
+@pytest.mark.parametrize("devices", [[(0,), (1,)], [(0,), (1,), (2,), (3,)], [(0, 2), (1, 3)]])
+def test_of_orders_that_take_equally_long_the_one_with_the_least_memory_is_taken(
+    devices: list[tuple[int, ...]],
+) -> None:
+    schedule = planned(GRAPH, devices)
+    problem, plan = schedule.problem, schedule.plan
+    each = [simulate(problem.under(order), schedule.placement, plan=plan) for order in STATIC_ORDERS]
+    found = [order_chunks(one).schedule for one in each]
+    fastest = min(one.makespan_us for one in found)
+    least = min(one.peak_memory.max() for one in found if one.makespan_us < fastest * 1.000001)
+    best = torch_pipeline(each[0]).order.schedule
+    assert (best.makespan_us, best.peak_memory.max()) == (pytest.approx(fastest), least)
+    assert found[0].peak_memory.max() >= least
 
 
 @pytest.mark.parametrize("devices", [[(0, 1), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)], [(0, 1, 2, 3)]])

@@ -25,7 +25,7 @@ from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.result import PlacementResult, as_listed
-from placeto.simulator.schedule import simulate
+from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.tool_steps.routes import ring, shares
 from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Output, Record, StepGraph, addition
@@ -33,7 +33,6 @@ from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Output, 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
 """Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
 for each parameter of the stage and each of its bytes; and for a ring's addition, for each tensor and byte."""
-_TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
 
 
 class _Gradients(NamedTuple):
@@ -46,22 +45,50 @@ class _Gradients(NamedTuple):
 def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
     """Return a plan's placement with its best order of whole chunks, and the same placement as torch runs it.
 
-    The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
+    The order is made from the placement's own order of ops, or from one of the static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
     plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
 
     Raises:
         PlanError: torch can't run the placement.
     """
-    own, problem = result.schedule(), result.problem
-    static = (simulate(problem.under(order), result.placement, plan=result.plan) for order in STATIC_ORDERS[:_TRIED])
-    chunks = [order_chunks(schedule) for schedule in (own, *static)]
-    best = min(chunks, key=lambda made: (not made.schedule.fits, made.schedule.makespan_us))
+    problem, chunks = result.problem, _orders(result.schedule())
+    best = min(chunks, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
     started = best.schedule.order[best.schedule.order < problem.num_ops]
     order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
     placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=best.plan)
     return placed, pipeline_step(replace(best, schedule=schedule))
+
+
+def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
+    """Return a plan's chunks in the order that needs the least memory, of those that take no longer than its own.
+
+    Raises:
+        PlanError: see `order_chunks`.
+    """
+    own, *others = _orders(schedule, alike)
+    return min((own, *(other for other in others if _us(other) <= _us(own))), key=_fullest)
+
+
+def _orders(schedule: Schedule, alike: bool = False) -> list[ChunkOrder]:
+    """The chunks in the schedule's own order, and in those of static orders unless the plan has the order."""
+    found = [order_chunks(schedule, alike)]
+    if schedule.plan is not None and not schedule.plan.chunks:
+        for order in STATIC_ORDERS:
+            static = simulate(schedule.problem.under(order), schedule.placement, plan=schedule.plan)
+            found.append(order_chunks(static, alike))
+    return found
+
+
+def _us(made: ChunkOrder) -> float:
+    """The makespan to six digits: the sums of equal times differ in the last ones."""
+    return float(f"{made.schedule.makespan_us:.6g}")
+
+
+def _fullest(made: ChunkOrder) -> float:
+    """The share of its memory that the fullest device needs."""
+    return float((made.schedule.peak_memory / made.schedule.problem.cluster.memory).max())
 
 
 def pipeline_step(order: ChunkOrder) -> PlacementResult:
