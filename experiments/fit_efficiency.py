@@ -6,8 +6,8 @@ Fitted to measured ops alone; no step of a model is looked at. time = fixed + ma
 bytes / (bandwidth * memory)), r being the ratio of the two terms at full speed: least absolute logarithmic error with a
 weak pull towards the constant and no slope, from rows of at least three times their source's floor, which is the time
 that it gives to an empty op; of kinds with few rows so long, from those that would take long at full speed. Errors are
-those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices, of what computes
-over those that aren't short of power; memory-bound kinds have one for all dtypes.
+those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices, of what computes over
+those that aren't short of power; memory-bound kinds have one for all dtypes.
 """
 
 from __future__ import annotations
@@ -110,9 +110,6 @@ LOW_POWER = ("p4", "t4", "l4")
 """Boards of 70 to 75 W, which don't hold the clock of their datasheet's peak while they compute: in no mean of that."""
 SAME = {"h200": "h100", "h100": "h200", "a100-40gb": "a100"}
 """Chips that are the same as a measured one but for their memory: its entries hold where they have none."""
-SUSTAINED = {"h100": 0.5}
-"""Largest share of the peak on tensor cores: ops were measured in short runs, and at the power limit of 700 W a step of
-such ops is slower. Chosen by `experiments.sustained`."""
 IN_NO_MEAN = ("h200",)
 """Boards whose chip is in the means already, by another board."""
 _OURS, _OWN = "Placeto", Path(__file__).parent / "data" / "h200_ops.csv.gz"
@@ -230,8 +227,7 @@ def read_ops(folder: Path) -> list[Op]:
             continue
         if row.get("layout") == "cl" and "convolution" in kind:
             kind = f"{CHANNELS_LAST}_{kind}"
-        peak = getattr(board, name)
-        compute, memory = float(row["flops"]) / peak * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
+        compute, memory = float(row["flops"]) / getattr(board, name) * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
         dtype = name if compute else ANY
         ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"]), row["model"]))
     return ops
@@ -372,12 +368,11 @@ def table(ops: Sequence[Op]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "made_by": "python -m experiments.fit_efficiency",
-        "formula": "fixed_us + max(flops / (peak * min(compute * ratio^slope, sustained)), "
-        "bytes / (memory bandwidth * memory))",
+        "formula": "fixed_us + max(flops / (peak * compute * ratio^slope), bytes / (memory bandwidth * memory))",
         "sources": _SOURCES,
         "constant": CONSTANT,
         "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
-        "sustained": SUSTAINED,
+        "sustained": {"h100": 0.5},  # chosen by `experiments.sustained`
         "same": SAME,
         "entries": list(entries(ops, CONSTANT)),
     }

@@ -11,6 +11,7 @@ from placeto.problem.costs.profiled import Fit, Profiled
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.readings.memory_timeline import RECEIVE
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import order_chunks
 from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
@@ -56,7 +57,11 @@ def test_of_orders_that_take_equally_long_the_one_with_the_least_memory_is_taken
 def test_replicas_keep_their_stages_and_send_gradients_alone(devices: list[tuple[int, ...]]) -> None:
     step = torch_pipeline(planned(GRAPH, devices)).step
     graph, count, each = step.problem.graph, len(devices[0]), 8 // len({row[0] for row in devices})
-    held = np.bincount(step.placement, graph.param_bytes + graph.state_bytes, 4)
+    received = np.array([kind == RECEIVE for kind in graph.op_types])
+    assert (
+        graph.param_bytes[received].sum() == 8 * (len(devices) - 1) * 2 * 8 * WIDTH * 4
+    )  # both ways, each micro-batch
+    held = np.bincount(step.placement, np.where(received, 0, graph.param_bytes + graph.state_bytes), 4)
     assert held.tolist() == 4 * [4 * each * LAYER]  # weight, gradient, two numbers of Adam
     between = 8 * (len(devices) - 1) * 2 * 8 * WIDTH * 4  # activations and their gradients
     around = 2 * (count - 1) * 8 * LAYER

@@ -1,8 +1,10 @@
 """The step of a pipeline in whole chunks, as torchrun runs it, with the parameters of a stage on each replica.
 
-After its last chunk a rank adds up the gradients of its stages with the other replicas, by all-reduce in a ring in the
-order of the cluster, and divides them by the number of micro-batches. No parameter is sent, and each replica keeps the
-state of the optimizer. Each device keeps to the list of its chunks.
+A rank has a buffer for each tensor that it receives from another stage, of each micro-batch, for the whole step. A
+tensor that arrives before its chunk begins counts twice until then. After its last chunk a rank adds up the gradients
+of its stages with the other replicas, by all-reduce in a ring in the order of the cluster, and divides them by the
+number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. Each device keeps to
+the list of its chunks.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
@@ -24,6 +26,7 @@ from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.readings.memory_timeline import RECEIVE
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
@@ -143,13 +146,19 @@ def _add_chunks(
     kinds: Sequence[str],
     gradients: dict[int, _Gradients],
 ) -> None:
-    """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to."""
+    """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to.
+
+    Before the first op that reads a tensor of another device comes an op that receives the tensor. Its output has
+    memory for the whole step, since torch makes a buffer for each tensor that a stage receives, and keeps it.
+    """
     graph, sums = step.captured, gradient_sums(step.captured)
     # Home of a parameter's gradient -> an op that adds to this gradient.
     adding = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))
     contributed = defaultdict[int, list[tuple[int, int]]](list)
     for home, tensor in contributions(graph):
         contributed[int(graph.producer[tensor])].append((home, tensor))
+    received = dict[tuple[int, int], Output]()  # tensor and device -> what the tensor is there
+    sent = (graph.output_bytes[graph.edge_tensor] > 0) & step.kept[graph.edge_src]
     for device, ops in enumerate(lists):
         totals, chunk = dict[int, Output](), None
         for op in (op for op in ops if stage[op] >= 0):
@@ -157,6 +166,12 @@ def _add_chunks(
             if (number, kinds[op], micro_batch) != chunk:
                 chunk = number, kinds[op], micro_batch
                 _begin_chunk(step, device, *chunk, gradients.get(number, _Gradients()))
+            edges = range(graph.input_ptr[op], graph.input_ptr[op + 1])
+            for edge in (each for each in edges if sent[each] and step.device[graph.edge_src[each]] != device):
+                tensor = int(graph.edge_tensor[edge])
+                if (tensor, device) not in received:
+                    received[tensor, device] = _receive(step, tensor, device, micro_batch)
+                step.redirect(edge, received[tensor, device])
             step.keep(op)
             for home, tensor in contributed[op]:
                 if home not in totals:
@@ -165,6 +180,17 @@ def _add_chunks(
                 fields = {"inputs": [totals[home], step.made(tensor)], "micro_batch": micro_batch}
                 name = f"{graph.op_names[home]} of {graph.op_names[op]}"
                 totals[home] = step.add(name, device, fields | {"resident_outputs": [0]}, like=adding[home])
+    for (tensor, _), (number, _) in received.items():
+        step.wait(number, step.made(tensor))
+
+
+def _receive(step: StepGraph, tensor: int, device: int, micro_batch: int) -> Output:
+    """Add an op that receives a tensor on a device, and return what it is there; what the op reads is added later."""
+    graph, op = step.captured, int(step.captured.producer[tensor])
+    size, output = int(graph.output_bytes[tensor]), tensor - int(graph.output_ptr[op])
+    name = f"{graph.op_names[op]} [{output}] received on {step.problem.cluster.device_names[device]}"
+    memory = {"outputs": [size], "resident_outputs": [0], "param_bytes": size, "trained_bytes": 0, "state_bytes": 0}
+    return step.add(name, device, {"type": RECEIVE, "micro_batch": micro_batch} | memory)
 
 
 def _begin_chunk(step: StepGraph, device: int, stage: int, kind: str, micro_batch: int, gradients: _Gradients) -> None:
