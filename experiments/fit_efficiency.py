@@ -6,8 +6,8 @@ Fitted to measured ops alone; no step of a model is looked at. time = fixed + ma
 bytes / (bandwidth * memory)), r being the ratio of the two terms at full speed: least absolute logarithmic error with a
 weak pull towards the constant and no slope, from rows of at least three times their source's floor, which is the time
 that it gives to an empty op; of kinds with few rows so long, from those that would take long at full speed. Errors are
-those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices, of what computes
-over those that aren't short of power; memory-bound kinds have one for all dtypes.
+those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices, of what computes over
+those that aren't short of power; memory-bound kinds have one for all dtypes.
 """
 
 from __future__ import annotations
@@ -227,8 +227,7 @@ def read_ops(folder: Path) -> list[Op]:
             continue
         if row.get("layout") == "cl" and "convolution" in kind:
             kind = f"{CHANNELS_LAST}_{kind}"
-        peak = getattr(board, name)
-        compute, memory = float(row["flops"]) / peak * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
+        compute, memory = float(row["flops"]) / getattr(board, name) * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
         dtype = name if compute else ANY
         ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"]), row["model"]))
     return ops
@@ -373,6 +372,7 @@ def table(ops: Sequence[Op]) -> dict[str, Any]:
         "sources": _SOURCES,
         "constant": CONSTANT,
         "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
+        "sustained": {"h100": 0.5},  # chosen by `experiments.sustained`
         "same": SAME,
         "entries": list(entries(ops, CONSTANT)),
     }

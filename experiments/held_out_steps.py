@@ -6,9 +6,10 @@ Published throughputs of models and boards beside those of `cost_models`, cited:
 (lambdal/deeplearning-benchmark 0551cb7, pytorch/pytorch-train-throughput-{fp16,fp32}.csv; NVIDIA's training scripts of
 ResNet-50, with channels first, and of BERT on SQuAD, which Apex' level O2 puts into 16 bits as a whole) and timm's
 (huggingface/pytorch-image-models 5e7d47c, results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv). They say
-samples a second at large batches: a step is captured at one batch of a model, and its time taken as proportional. No
-number of the costs comes from them, but they were looked at while the model was chosen. In "fp32" boards with tf32 used
-it.
+samples a second. Lambda's steps are captured at the batches that it says for each board (pytorch-train-bs-*.csv
+08d77c4; the A10 is taken to have that of the RTX 3090, and the H100 SXM that of the PCIe board, of equal memory). Those
+of timm are captured at 64 images, and their time taken as proportional. No number of the costs comes from them, but
+they were looked at while the model was chosen. In "fp32" boards with tf32 used it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,18 @@ BOARDS = {
     "RTX 6000 Ada": _like(RTX4090, "rtx-6000-ada", 960e9, float32=91.1, tf32=182.1, float16=364.2),
     "RTX 8000": _like(T4, "rtx-8000", 672e9, float32=16.3, float16=130.5),
 }
-_BATCHES = {"resnet50": 64, "squad_base": 32, "squad_large": 16}
+_MODELS = "resnet50", "squad_base", "squad_large"
+_BATCHES = {  # by the boards' memory: of these models in mixed precision, then in float32 or tf32
+    16: (256, 48, 16, 128, 24, 8),
+    24: (448, 96, 28, 224, 48, 16),
+    40: (720, 160, 48, 360, 80, 28),
+    48: (928, 192, 64, 496, 96, 32),
+    80: (1280, 320, 112, 640, 172, 64),
+}
+_MEMORY = {  # GB
+    **dict.fromkeys(("RTX 3090", "A10", "RTX 4090"), 24), "V100 16 GB": 16, "A100 40 GB PCIe": 40,
+    **dict.fromkeys(("RTX A6000", "RTX 6000 Ada", "RTX 8000"), 48),
+}  # fmt: skip
 _LAMBDA = {  # samples a second of these models in mixed precision, then in float32 or tf32
     "V100 16 GB": (833, 189, 57, 369, 42, 12),
     "RTX 3090": (905, 172, 52, 513, 85, 24),
@@ -102,7 +114,8 @@ def steps() -> Iterator[Step]:
     for board, rates in _LAMBDA.items():
         single = "tf32" if "tf32" in BOARDS[board].flops else "fp32"  # type: ignore[operator]
         precisions = ["fp16", "half", "half"] + [single] * 3
-        for precision, (model, batch), rate in zip(precisions, [*_BATCHES.items()] * 2, rates, strict=True):
+        batches = _BATCHES[_MEMORY.get(board, 80)]
+        for precision, model, batch, rate in zip(precisions, _MODELS * 2, batches, rates, strict=True):
             yield Step("Lambda", board, precision, "channels first", model, batch, 1e3 * batch / rate)
     for model, found in _TIMM.items():
         for layout, per_second in zip(("channels first", "channels last"), found, strict=True):

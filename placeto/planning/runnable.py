@@ -9,8 +9,7 @@ from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bou
 from placeto.problem.grouping import Groups
 from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.tool_steps.chunk_order import order_chunks
-from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step
+from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step, with_least_memory
 
 
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
@@ -39,4 +38,4 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
     evaluator.score_plan(plan, placement)
     choose_order(evaluator, orders_to_try(problem))
     try_bounded_orders(evaluator, placement)
-    return (found := evaluator.result()), pipeline_step(order_chunks(found.schedule(), alike=True))
+    return (found := evaluator.result()), pipeline_step(with_least_memory(found.schedule(), alike=True))

@@ -146,7 +146,7 @@ def flatten(
         tensor_child=dst[by_tensor],
         tensor_src=graph.producer.copy(),
         tensor_bytes=graph.output_bytes.astype(np.int64),
-        storage=storage(graph).astype(np.int64),
+        storage=storage(graph, cluster.has_cpus).astype(np.int64),
         held_until=graph.held_until,
         live_bytes=live,
         overhead_us=cluster.overhead_us.copy(),

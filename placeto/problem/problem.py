@@ -116,8 +116,7 @@ class PlacementProblem:
     @cached_property
     def live_bytes(self) -> np.ndarray:
         """(T,) int64, bytes that each tensor takes on its producer's device while it lives: 0 if it is resident."""
-        on_cpus = any(device.is_cpu for device in self.cluster.devices)
-        return frozen(live_bytes(self.graph, on_cpus))
+        return frozen(live_bytes(self.graph, self.cluster.has_cpus))
 
     @cached_property
     def op_time(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from tests.toys import fork_of_chains
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families ptb --processes 1 --out runs/x"
 SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes"}
-NEED_DATA = ("cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor")
+NEED_DATA = ("cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor", "sustained")
 COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),

@@ -169,7 +169,7 @@ def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> No
     assert made.schedule.makespan_us == found.makespan_us
     own = order_chunks(schedule).schedule.makespan_us
     static = [order_chunks(simulate(schedule.problem.under("earlier-0.02"), schedule.plan))]
-    assert found.makespan_us <= min(own, *(order.schedule.makespan_us for order in static))
+    assert found.makespan_us <= 1.000001 * min(own, *(order.schedule.makespan_us for order in static))
     for device, ops in enumerate(found.schedule().device_order):  # a chunk is never interrupted
         chunks = [(int(made.stage[op]), int(GRAPH.micro_batches[op])) for op in ops if made.stage[op] >= 0]
         passes = [GRAPH.passes[op] in BACKWARD_PASSES for op in ops if made.stage[op] >= 0]

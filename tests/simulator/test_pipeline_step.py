@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from placeto.formats.exports import torch_pipeline
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import STATIC_ORDERS, Cluster
 from placeto.problem.costs.profiled import Fit, Profiled
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.readings.memory_timeline import RECEIVE
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.chunk_order import order_chunks
 from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
 from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
@@ -36,11 +38,30 @@ def test_without_replicas_the_step_is_that_of_the_chunks_and_a_division() -> Non
     assert len(sums) == 16 * 7  # parameters, and micro-batches after the first
 
 
+@pytest.mark.parametrize("devices", [[(0,), (1,)], [(0,), (1,), (2,), (3,)], [(0, 2), (1, 3)]])
+def test_of_orders_that_take_equally_long_the_one_with_the_least_memory_is_taken(
+    devices: list[tuple[int, ...]],
+) -> None:
+    schedule = planned(GRAPH, devices)
+    problem, plan = schedule.problem, schedule.plan
+    each = [simulate(problem.under(order), schedule.placement, plan=plan) for order in STATIC_ORDERS]
+    found = [order_chunks(one).schedule for one in each]
+    fastest = min(one.makespan_us for one in found)
+    least = min(one.peak_memory.max() for one in found if one.makespan_us < fastest * 1.000001)
+    best = torch_pipeline(each[0]).order.schedule
+    assert (best.makespan_us, best.peak_memory.max()) == (pytest.approx(fastest), least)
+    assert found[0].peak_memory.max() >= least
+
+
 @pytest.mark.parametrize("devices", [[(0, 1), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)], [(0, 1, 2, 3)]])
 def test_replicas_keep_their_stages_and_send_gradients_alone(devices: list[tuple[int, ...]]) -> None:
     step = torch_pipeline(planned(GRAPH, devices)).step
     graph, count, each = step.problem.graph, len(devices[0]), 8 // len({row[0] for row in devices})
-    held = np.bincount(step.placement, graph.param_bytes + graph.state_bytes, 4)
+    received = np.array([kind == RECEIVE for kind in graph.op_types])
+    assert (
+        graph.param_bytes[received].sum() == 8 * (len(devices) - 1) * 2 * 8 * WIDTH * 4
+    )  # both ways, each micro-batch
+    held = np.bincount(step.placement, np.where(received, 0, graph.param_bytes + graph.state_bytes), 4)
     assert held.tolist() == 4 * [4 * each * LAYER]  # weight, gradient, two numbers of Adam
     between = 8 * (len(devices) - 1) * 2 * 8 * WIDTH * 4  # activations and their gradients
     around = 2 * (count - 1) * 8 * LAYER

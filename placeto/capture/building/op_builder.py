@@ -14,6 +14,8 @@ from torch.fx import Node
 from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel, tensor_bytes
 from placeto.capture.costing.signatures import signature
 from placeto.capture.tracing.node_labels import Label
+from placeto.problem.dtypes import DEFAULT
+from placeto.problem.graph.label_values import ATTENTION
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class OpBuilder:
     """The op records that have been made so far, and what further ones depend on."""
 
     tf32: bool  # whether products of float32 compute in TF32
+    attention: dict[Node, str] = field(default_factory=dict)  # see `written_attention`
     # as in graph files, with numbers in place of names of ops
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
@@ -106,13 +109,14 @@ class OpBuilder:
 
     def cost(self, node: Node) -> dict[str, Any]:
         """The costs of a traced node as fields of an op record."""
-        work = float(flops(node))
+        work, attention = float(flops(node)), node in self.attention
+        number = self.attention[node] if attention else dtype(node)
         return {
             "signature": signature(node),
             "flops": work,
             "bytes_accessed": float(bytes_accessed(node)),
-            "dtype": "tf32" if self.tf32 and work and in_tf32(node) else dtype(node),
-            "kernel": kernel(node),
+            "dtype": "tf32" if self.tf32 and work and in_tf32(node) and number == DEFAULT else number,
+            "kernel": ATTENTION if attention else kernel(node),
         }
 
     def is_resident(self, tensor: MadeBy) -> bool:

@@ -21,6 +21,7 @@ from placeto.capture.building.state_flow import written_back
 from placeto.capture.building.waiting import hold_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.costing.signatures import signature
+from placeto.capture.costing.written_attention import written_attention
 from placeto.capture.tracing.dependencies import reached
 from placeto.capture.tracing.lifetimes import HELD, KEPT, hold
 from placeto.capture.tracing.node_labels import Label
@@ -71,7 +72,7 @@ def step_of(
     """
     written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
     left_out = _left_out(traced, written.values())
-    builder = OpBuilder(tf32)
+    builder = OpBuilder(tf32, written_attention(traced))
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
         builder.values[node] = ParameterValue(path, tensor_bytes(node.meta["val"]), [node])

@@ -101,7 +101,7 @@ def kernel(node: Node) -> str:
     """Which kernel computes a node, where its type doesn't say: one of `placeto.problem.graph.label_values.KERNELS`."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in _DROPOUT:
-        return "dropout" if any(map(_is_mask, (node, *node.all_input_nodes))) else ""
+        return "dropout" if any(map(is_mask, (node, *node.all_input_nodes))) else ""
     if packet not in (aten.convolution, aten.convolution_backward):
         return ""
     backward = packet is aten.convolution_backward
@@ -116,12 +116,12 @@ def _is_channels_last(tensor: Tensor) -> bool:
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
-def _is_mask(node: Node) -> bool:
+def is_mask(node: Node) -> bool:
     """Whether a node makes the mask of a dropout on a CPU: it draws random bits, or divides such bits by a number."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet is aten.div:
         scaled, by = node.args[:2]
-        return isinstance(scaled, Node) and _is_mask(scaled) and not isinstance(by, Node)
+        return isinstance(scaled, Node) and is_mask(scaled) and not isinstance(by, Node)
     drawn_into = node.args[0] if packet is aten.bernoulli else None
     return isinstance(drawn_into, Node) and getattr(drawn_into.target, "overloadpacket", None) is aten.empty_like
 

@@ -20,8 +20,8 @@ from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import around
 from placeto.simulator.schedule import Schedule
-from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
-from placeto.simulator.tool_steps.pipeline_step import pipeline_step
+from placeto.simulator.tool_steps.chunk_order import ChunkOrder
+from placeto.simulator.tool_steps.pipeline_step import pipeline_step, with_least_memory
 
 FORMAT = "placeto.torch-pipeline/1"
 _PROGRAMS = {"run.py": "torch_run.py", "pipeline_stages.py": "torch_cut.py"}  # in the folder -> here
@@ -79,7 +79,7 @@ def torch_pipeline(schedule: Schedule, alike: bool = False) -> TorchPipeline:
     Raises:
         PlanError: torch can't run the placement; the message says where, why and what to do.
     """
-    order = order_chunks(schedule, alike)
+    order = with_least_memory(schedule, alike)
     borders = order.plan.layers(schedule.problem).borders
     cuts = [borders.border[first - 1] for first in order.plan.borders]
     modules = modules_of_stages(schedule.problem.graph, borders.program, order.stage)

@@ -260,6 +260,11 @@ class Cluster:
         return len(self.devices)
 
     @property
+    def has_cpus(self) -> bool:
+        """Whether a device is a CPU."""
+        return any(device.is_cpu for device in self.devices)
+
+    @property
     def device_names(self) -> tuple[str, ...]:
         """(D,) names."""
         return tuple(device.name for device in self.devices)

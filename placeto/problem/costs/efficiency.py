@@ -3,14 +3,15 @@
 time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
 ratio of the two terms at full speed. Ops that reuse more of what they read, such as products of large matrices, reach a
 larger share of the peak. The factors of each kind of op on each device are in a table, ``efficiency.json``, which
-`experiments.fit_efficiency` makes from measured ops. A kind of op that was not measured on a device has the mean of
-other devices. A kind that was not measured in a dtype has the factors of the plainer kind that it computes as. On the
-K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofline's, divided by a constant. `fixed`
-was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't counted
-twice.
+`experiments.fit_efficiency` makes from measured ops. Boards that run at their power limit during a step don't reach the
+shares of ops that were measured alone: `sustained` bounds them. A kind of op that was not measured on a device has the
+mean of other devices. A kind that was not measured in a dtype has the factors of the plainer kind that it computes as.
+On the K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofline's, divided by a constant.
+`fixed` was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't
+counted twice.
 
-A GPU differs from the captured ops in two ways: it computes a dropout in one kernel in each direction, and convolutions
-on tensor cores copy tensors whose channels aren't the innermost dimension.
+A GPU differs from the captured ops in three ways: it computes a dropout in one kernel in each direction, and attention
+with dropout, too; and convolutions on tensor cores copy tensors whose channels aren't the innermost dimension.
 
 Legend: N ops, D devices.
 """
@@ -21,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired
@@ -34,7 +35,8 @@ from placeto.problem.checks import Number, OneOf, OpenRecord, Positive, Text, re
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import CHANNELS_LAST
+from placeto.problem.graph.fused_attention import work_on_gpus
+from placeto.problem.graph.label_values import ATTENTION, CHANNELS_LAST, DROPOUT
 from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote, within
 
@@ -79,6 +81,8 @@ def op_kind(op_type: str, kernel: str = "") -> str:
     name = op_type.rpartition(".")[2]
     plain, backward, _ = name.partition("_backward")
     kind = next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), "")
+    if kernel == ATTENTION and kind.endswith("matmul"):
+        return "attention"
     groups = kernel.removesuffix(CHANNELS_LAST).rstrip("_")
     if groups and kind == "convolution":
         kind = f"{groups}_{kind}"
@@ -120,13 +124,16 @@ class Efficiency:
     entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
     same: Mapping[str, str]  # kind of device -> kind with the same chip, whose entries are used where it has none
     constant: float  # share of the roofline's speed, if nothing is measured
-    constants: Mapping[str, float]  # kind of device -> its own constant
+    constants: Mapping[str, float] = field(default_factory=dict)  # kind of device -> its own constant
+    # kind of device -> the largest share of the peak that it sustains on tensor cores for a whole step
+    sustained: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
         """The name of the model, and a hash of its table."""
         table = sorted((*key, *factors) for key, factors in self.entries.items())
-        content = json.dumps([table, sorted(self.same.items()), self.constant, sorted(self.constants.items())])
+        others = (sorted(each.items()) for each in (self.constants, self.sustained))
+        content = json.dumps([table, sorted(self.same.items()), self.constant, *others])
         return f"efficiency {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
     @cached_property
@@ -206,6 +213,7 @@ class Efficiency:
         which = np.array([unique[label] for label in labels])
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
         fused = np.array([_of_dropout(*label) for label in unique])[which]
+        flops, accessed = work_on_gpus(graph)
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
@@ -218,14 +226,22 @@ class Efficiency:
                 found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
                 table = np.array(found)[which]
                 share, memory, fixed, slope, least, most = table.T
-                size = graph.bytes_accessed if device.is_cpu else graph.bytes_accessed * fused
-                compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
+                work, size = (graph.flops, graph.bytes_accessed) if device.is_cpu else (flops, accessed * fused)
+                compute, access = work / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
                 copies = access * np.array([self._copies(device, *one) for one in of])[which]
-                work = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
-                free = (graph.flops == 0) & (size == 0)
-                time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))
+                highest = np.array([self._sustained(device, dtype) for _, _, dtype in of])[which]
+                share = np.minimum(share * ratio**slope, highest)
+                busy = (np.maximum(compute / share, access / memory) + copies) * 1e6
+                free = (work == 0) & (size == 0)
+                time[:, column] = np.where(free, 0.0, busy + np.maximum(fixed - device.overhead_us, 0.0))
         return time
+
+    def _sustained(self, device: Device, dtype: str) -> float:
+        """The largest share of the peak in a dtype that a device sustains for a whole step; inf if it isn't known."""
+        if not _on_tensor_cores(device, dtype):
+            return np.inf
+        return next((self.sustained[name] for name in self._names(device) if name in self.sustained), np.inf)
 
     def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
         """Time of copying a convolution's tensors, as a multiple of the time to access them once at full speed.
@@ -272,7 +288,7 @@ def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
 
     A GPU computes a dropout in one kernel in each direction, with a mask of one byte for each number.
     """
-    if kernel != "dropout":
+    if kernel != DROPOUT:
         return 1.0
     size = _DROPOUT_FLOAT.get(dtype, 4)
     return (2 * size + 1) / (3 * size) if op_type.endswith("mul") else 0.0
@@ -313,6 +329,9 @@ class EfficiencyRecord(OpenRecord):
     measured on no device."""
     constants: NotRequired[dict[Text, Positive]]
     """Kind of device -> a constant of its own, in place of entries. Default: `{}`"""
+    sustained: NotRequired[dict[Text, Positive]]
+    """Kind of device -> the largest share of the peak that it sustains on tensor cores, in 16 bits or tf32. Entries are
+    of short runs of an op, and a step takes longer at the power limit of the board. Default: `{}`"""
     same: NotRequired[dict[Text, Text]]
     """Kind of device -> another kind with the same chip, whose entries it takes where it has none. Default: `{}`"""
     entries: list[EntryRecord]
@@ -336,7 +355,8 @@ def load_efficiency(path: str | Path) -> Efficiency:
                 raise CostsError(f"entries: there are two of {', '.join(map(quote, key))}")
             size = entry.get("slope", 0.0), *entry.get("ratios", (1.0, 1.0))
             entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *size)
-        return Efficiency(entries, values.get("same", {}), values["constant"], values.get("constants", {}))
+        shares = values.get("constants", {}), values.get("sustained", {})
+        return Efficiency(entries, values.get("same", {}), values["constant"], *shares)
 
 
 EFFICIENCY = load_efficiency(Path(__file__).with_name("efficiency.json"))

@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from placeto.problem.checks import INT64_MAX, check_choice
+from placeto.problem.graph.fused_attention import inside
 from placeto.problem.graph.graph import ComputationGraph
+from placeto.problem.graph.label_values import DROPOUT
 from placeto.problem.graph.memory_fields import OPTIMIZERS, state_bytes
 
 _FLOAT_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}
@@ -18,15 +20,16 @@ HALVES = ("float16", "bfloat16")
 """Dtypes of 16 bits: with mixed precision, their parameters have copies in float32."""
 
 
-def storage(graph: ComputationGraph) -> np.ndarray:
+def storage(graph: ComputationGraph, on_cpus: bool = True) -> np.ndarray:
     """(T,) int64, the tensor in whose memory each tensor is: itself, unless it is a view, such as a slice.
 
     A view is an output of a captured op of no work. It is a part of the op's first input, which lives at least as long.
+    On GPUs alone, copies that attention makes of queries, keys and values stand for these: see `fused_attention`.
     """
     captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
     views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(graph.input_ptr) > 0)
     made_by = graph.producer
-    found = np.arange(len(made_by))
+    found = np.arange(len(made_by)) if on_cpus else inside(graph)[1]
     shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal, and no view
     found[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
     while (found[found] != found).any():  # views of views
@@ -37,18 +40,20 @@ def storage(graph: ComputationGraph) -> np.ndarray:
 def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
     """(T,) int64, bytes that each tensor takes on its producer's device while it lives: 0 if it is resident.
 
-    A GPU computes a dropout in one kernel, and keeps a mask of one byte for each number. A CPU keeps the tensors of the
-    captured ops.
+    A GPU computes a dropout in one kernel, and keeps a mask of one byte for each number. It computes attention in one
+    kernel, too, and keeps queries, keys, values and the output. A CPU keeps the tensors of the captured ops.
 
     Args:
-        graph: T tensors; the ops of dropouts have the kernel "dropout".
+        graph: T tensors; the ops of dropouts have the kernel "dropout", those of attention "attention".
         on_cpus: whether a device of the cluster is a CPU; then the tensors of the captured ops count.
     """
     live = np.where(graph.resident_outputs, 0, graph.output_bytes)
     if on_cpus:
         return live
+    hidden, source = inside(graph)
+    live = np.where(hidden, np.where(hidden[source], 0, live[source]), live)
     labels = zip(graph.kernels, graph.op_types, strict=True)
-    mask = np.array([kernel == "dropout" and not kind.endswith(".mul") for kernel, kind in labels], bool)
+    mask = np.array([kernel == DROPOUT and not kind.endswith(".mul") for kernel, kind in labels], bool)
     sizes = np.array([_FLOAT_BYTES.get(dtype, 4) for dtype in graph.dtypes], np.int64)
     return np.where(mask[graph.producer], live // sizes[graph.producer], live)
 

@@ -9,12 +9,16 @@ from placeto.problem.dtypes import DEFAULT
 
 MODES = ("training", "inference")
 CHANNELS_LAST = "channels_last"
+DROPOUT = "dropout"
+ATTENTION = "attention"
 KERNELS = (
-    "", "grouped", "depthwise", CHANNELS_LAST, f"grouped_{CHANNELS_LAST}", f"depthwise_{CHANNELS_LAST}", "dropout"
+    "", "grouped", "depthwise", CHANNELS_LAST, f"grouped_{CHANNELS_LAST}", f"depthwise_{CHANNELS_LAST}", DROPOUT,
+    ATTENTION,
 )  # fmt: skip
 """Which kernel computes an op, if its type doesn't say so. A convolution is "grouped" if it takes groups of channels,
 "depthwise" if it takes each channel by itself, and "channels_last" if the channels are the innermost dimension of its
-tensors. "dropout" is an op of a dropout, which GPUs compute in one kernel."""
+tensors. "dropout" is an op of a dropout, which GPUs compute in one kernel. "attention" is an op of attention with
+dropout, which a CPU writes out and GPUs compute in one kernel in each direction."""
 PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
 BACKWARD_PASSES = ("backward", "recomputation")

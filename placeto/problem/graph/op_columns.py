@@ -63,7 +63,8 @@ COLUMNS = {
         Annotated[str, OneOf(KERNELS)],
         "for a convolution: whether it takes groups of channels, or each channel by itself (depthwise), and whether "
         'channels are the innermost dimension (last). `"dropout"`: the op is a part of the one kernel that GPUs run '
-        "for dropout in each direction",
+        "for dropout in each direction. "
+        '`"attention"`: the same for `scaled_dot_product_attention` with dropout, which CPUs write out',
         LABELS["kernels"],
     ),
     "passes": Column(

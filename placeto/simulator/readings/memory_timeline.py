@@ -15,9 +15,10 @@ from placeto.simulator.schedule import Schedule
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
 """What memory is used for: parameters; gradients, including those of single micro-batches; the optimizer's state;
 tensors that other ops have made; and copies of parameters and tensors of other devices."""
-GATHER, SCATTER, RELAY = "gather", "scatter", "relay"
-"""Types of ops of no cost in steps whose parameters are divided over devices. A gather makes the weights of a unit from
-their parts, a scatter makes the parts of its gradients, and a relay passes a tensor on to other devices."""
+GATHER, SCATTER, RELAY, RECEIVE = "gather", "scatter", "relay", "receive"
+"""Types of ops of no cost in steps of tools. A gather makes the weights of a unit from their parts, a scatter makes the
+parts of its gradients, and a relay passes a tensor on to other devices. An op that receives has a buffer for what it
+receives, for the whole step."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -62,7 +63,8 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     np.add.at(change, (group[1:], np.tile(kind, 2)), np.concatenate([size, -size]))
     weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
     state = int(schedule.problem.resident_bytes[here].sum()) - weights - trained
-    change[group[0]] += [weights, trained, state, 0, 0]
+    buffers = int(graph.param_bytes[here & (types == RECEIVE)].sum())
+    change[group[0]] += [weights - buffers, trained, state, 0, buffers]
     return times, np.cumsum(change, axis=0)
 
 

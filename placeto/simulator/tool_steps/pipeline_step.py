@@ -1,9 +1,11 @@
 """The step of a pipeline in whole chunks, as torchrun runs it, with the parameters of a stage on each replica.
 
-After its last chunk a rank adds up the gradients of its stages with the other replicas, by all-reduce in a ring in the
-order of the cluster, and divides them by the number of micro-batches. No parameter is sent, and each replica keeps the
-state of the optimizer. Each device keeps to the list of its chunks. A stage that reads tables of a stage before it,
-which depend on no input and no weight, computes them itself at the beginning of each forward pass.
+A rank has a buffer for each tensor that it receives from another stage, of each micro-batch, for the whole step. A
+tensor that arrives before its chunk begins counts twice until then. After its last chunk a rank adds up the gradients
+of its stages with the other replicas, by all-reduce in a ring in the order of the cluster, and divides them by the
+number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. Each device keeps to
+the list of its chunks. A stage that reads tables of a stage before it, which depend on no input and no weight, computes
+them itself at the beginning of each forward pass.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
@@ -27,8 +29,9 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import tables
+from placeto.simulator.readings.memory_timeline import RECEIVE
 from placeto.simulator.result import PlacementResult, as_listed
-from placeto.simulator.schedule import simulate
+from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.tool_steps.routes import ring, shares
 from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Output, Record, StepGraph, addition
@@ -36,7 +39,6 @@ from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Output, 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
 """Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
 for each parameter of the stage and each of its bytes; and for a ring's addition, for each tensor and byte."""
-_TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
 
 
 class _Gradients(NamedTuple):
@@ -49,22 +51,50 @@ class _Gradients(NamedTuple):
 def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
     """Return a plan's placement with its best order of whole chunks, and the same placement as torch runs it.
 
-    The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
+    The order is made from the placement's own order of ops, or from one of the static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
     plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
 
     Raises:
         PlanError: torch can't run the placement.
     """
-    own, problem = result.schedule(), result.problem
-    static = (simulate(problem.under(order), result.placement, plan=result.plan) for order in STATIC_ORDERS[:_TRIED])
-    chunks = [order_chunks(schedule) for schedule in (own, *static)]
-    best = min(chunks, key=lambda made: (not made.schedule.fits, made.schedule.makespan_us))
+    problem, chunks = result.problem, _orders(result.schedule())
+    best = min(chunks, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
     started = best.schedule.order[best.schedule.order < problem.num_ops]
     order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
     placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=best.plan)
     return placed, pipeline_step(replace(best, schedule=schedule))
+
+
+def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
+    """Return a plan's chunks in the order that needs the least memory, of those that take no longer than its own.
+
+    Raises:
+        PlanError: see `order_chunks`.
+    """
+    own, *others = _orders(schedule, alike)
+    return min((own, *(other for other in others if _us(other) <= _us(own))), key=_fullest)
+
+
+def _orders(schedule: Schedule, alike: bool = False) -> list[ChunkOrder]:
+    """The chunks in the schedule's own order, and in those of static orders unless the plan has the order."""
+    found = [order_chunks(schedule, alike)]
+    if schedule.plan is not None and not schedule.plan.chunks:
+        for order in STATIC_ORDERS:
+            static = simulate(schedule.problem.under(order), schedule.placement, plan=schedule.plan)
+            found.append(order_chunks(static, alike))
+    return found
+
+
+def _us(made: ChunkOrder) -> float:
+    """The makespan to six digits: the sums of equal times differ in the last ones."""
+    return float(f"{made.schedule.makespan_us:.6g}")
+
+
+def _fullest(made: ChunkOrder) -> float:
+    """The share of its memory that the fullest device needs."""
+    return float((made.schedule.peak_memory / made.schedule.problem.cluster.memory).max())
 
 
 def pipeline_step(order: ChunkOrder) -> PlacementResult:
@@ -145,7 +175,9 @@ def _add_chunks(
 ) -> None:
     """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to.
 
-    A forward pass begins with the tables that the stage computes itself, those of `own`.
+    A forward pass begins with the tables that the stage computes itself, those of `own`. Before the first op that reads
+    another tensor of another device comes an op that receives the tensor. Its output has memory for the whole step,
+    since torch makes a buffer for each tensor that a stage receives, and keeps it.
     """
     graph, sums = step.captured, gradient_sums(step.captured)
     # Home of a parameter's gradient -> an op that adds to this gradient.
@@ -153,6 +185,8 @@ def _add_chunks(
     contributed = defaultdict[int, list[tuple[int, int]]](list)
     for home, tensor in contributions(graph):
         contributed[int(graph.producer[tensor])].append((home, tensor))
+    received = dict[tuple[int, int], Output]()  # tensor and device -> what the tensor is there
+    sent = (graph.output_bytes[graph.edge_tensor] > 0) & step.kept[graph.edge_src]
     for device, ops in enumerate(lists):
         totals, chunk = dict[int, Output](), None
         for op in (op for op in ops if stage[op] >= 0):
@@ -160,8 +194,16 @@ def _add_chunks(
             if (number, kinds[op], micro_batch) != chunk:
                 chunk = number, kinds[op], micro_batch
                 _begin_chunk(step, device, *chunk, gradients.get(number, _Gradients()))
+                computed = own.get((number, micro_batch), ())
                 if kinds[op] == "F":
-                    _compute(step, device, number, own.get((number, micro_batch), ()), stage)
+                    _compute(step, device, number, computed, stage)
+            for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
+                source, tensor = int(graph.edge_src[edge]), int(graph.edge_tensor[edge])
+                if not sent[edge] or step.device[source] == device or source in computed:
+                    continue
+                if (tensor, device) not in received:
+                    received[tensor, device] = _receive(step, tensor, device, micro_batch)
+                step.redirect(edge, received[tensor, device])
             step.keep(op)
             for home, tensor in contributed[op]:
                 if home not in totals:
@@ -170,6 +212,17 @@ def _add_chunks(
                 fields = {"inputs": [totals[home], step.made(tensor)], "micro_batch": micro_batch}
                 name = f"{graph.op_names[home]} of {graph.op_names[op]}"
                 totals[home] = step.add(name, device, fields | {"resident_outputs": [0]}, like=adding[home])
+    for (tensor, _), (number, _) in received.items():
+        step.wait(number, step.made(tensor))
+
+
+def _receive(step: StepGraph, tensor: int, device: int, micro_batch: int) -> Output:
+    """Add an op that receives a tensor on a device, and return what it is there; what the op reads is added later."""
+    graph, op = step.captured, int(step.captured.producer[tensor])
+    size, output = int(graph.output_bytes[tensor]), tensor - int(graph.output_ptr[op])
+    name = f"{graph.op_names[op]} [{output}] received on {step.problem.cluster.device_names[device]}"
+    memory = {"outputs": [size], "resident_outputs": [0], "param_bytes": size, "trained_bytes": 0, "state_bytes": 0}
+    return step.add(name, device, {"type": RECEIVE, "micro_batch": micro_batch} | memory)
 
 
 def _compute(step: StepGraph, device: int, number: int, ops: Sequence[int], stage: np.ndarray) -> None:

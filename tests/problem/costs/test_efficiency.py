@@ -253,6 +253,18 @@ def test_dropout_is_one_kernel_on_gpus_and_three_ops_on_cpus() -> None:
     assert on_cpu == pytest.approx([800 / 0.2, 800 / 0.2, 1200 / 0.2])
 
 
+def test_a_board_at_its_power_limit_sustains_a_share_of_its_peak_on_tensor_cores() -> None:
+    factors = {(ANY, dtype, "matmul"): Factors(0.8, 1.0, 0.0) for dtype in ("float32", "float16")}
+    costs = Efficiency(factors, {"bigger": "board"}, 0.2, sustained={"board": 0.5})
+    half = {**MM, "flops": 800e6, "dtype": "float16"}
+    for kind, share in (("board", 0.5), ("bigger", 0.5), ("other", 0.8)):
+        assert times(device(kind), half, MM, costs=costs) == pytest.approx([100 / share, 100 / 0.8])
+    slow = replace(costs, entries={(ANY, "float16", "matmul"): Factors(0.3, 1.0, 0.0)})
+    assert times(device("board"), half, costs=slow) == pytest.approx([100 / 0.3])
+    assert replace(costs, sustained={}).name != costs.name
+    assert EFFICIENCY.sustained == {"h100": 0.5}
+
+
 def test_batch_norm_without_statistics_is_elementwise() -> None:
     op = {"name": "a", "type": "aten.native_batch_norm", "bytes_accessed": 1e5}
     found = [

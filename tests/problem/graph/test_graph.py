@@ -159,7 +159,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ),
         (
             {"kernels": ("deep",) * 4},
-            r"kernels\.top must be '', 'grouped', .* or 'dropout', not 'deep'",
+            r"kernels\.top must be '', 'grouped', .* or 'attention', not 'deep'",
         ),
         ({"modules": ("", "", "", 4)}, r"modules\.bottom must be a string, not 4"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
