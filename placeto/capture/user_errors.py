@@ -104,17 +104,17 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
 def _module(error: BaseException, module: nn.Module | None) -> str:
     """A phrase for the innermost submodule that was being called, or for the loss; "" if it was the module itself."""
     paths = {} if module is None else {id(part): path for path, part in module.named_modules()}
-    found: nn.Module | None = None
+    innermost: nn.Module | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if code is call_loss.__code__:
             return "the loss"
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(first, nn.Module) and id(first) in paths:
-            found = first
-    if found is None:
+            innermost = first
+    if innermost is None:
         return ""
-    return f"module {paths[id(found)]!r} ({type(found).__name__})" if found is not module else ""
+    return f"module {paths[id(innermost)]!r} ({type(innermost).__name__})" if innermost is not module else ""
 
 
 def _line(error: BaseException) -> str:

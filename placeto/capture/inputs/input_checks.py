@@ -84,8 +84,8 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
         named = what == "inputs" and isinstance(values, Mapping)
         if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
-    given: Any = inputs, targets
-    for leaf in tree_leaves(opened(tuple(map(plain, given)))):
+    arguments: Any = inputs, targets
+    for leaf in tree_leaves(opened(tuple(map(plain, arguments)))):
         if isinstance(leaf, Tensor) and _is_without_strides(leaf):
             raise CaptureError(f"{name}: an argument is a {_layout(leaf)} tensor: {NO_LAYOUT}")
         if hides_tensors(leaf):
@@ -137,8 +137,8 @@ def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object
             f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
             "divides it"
         )
-    given = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
-    square = next((leaf for leaf in given[1:] if leaf.shape[:2] == (length, length)), None)
+    tensors = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
+    square = next((leaf for leaf in tensors[1:] if leaf.shape[:2] == (length, length)), None)
     if length == count and square is not None:
         raise CaptureError(
             f"{name}: an input of shape {tuple(square.shape)} is as long as the batch in two dimensions, as a mask is, "

@@ -41,7 +41,7 @@ def gradients_of(
 
 
 def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
-    mine = {id(tensor) for tensor in known}
+    known_ids = {id(tensor) for tensor in known}
     fake = isinstance(loss, FakeTensor)
     for node in behind(loss):
         reached = getattr(node, "variable", None)
@@ -52,7 +52,7 @@ def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: M
                 f"{name}: the loss, or forward, holds the parameter {path!r} itself, which is another tensor while the "
                 "module is traced: read it from the module each time"
             )
-        if isinstance(reached, Tensor) and id(reached) not in mine and foreign:
+        if isinstance(reached, Tensor) and id(reached) not in known_ids and foreign:
             raise CaptureError(
                 f"{name}: the loss depends on a trainable tensor of shape {tuple(reached.shape)} that is no parameter "
                 "of the module: make it one (layers in a list go into an nn.ModuleList), or give the loss as an "
