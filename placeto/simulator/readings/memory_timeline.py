@@ -29,16 +29,16 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     begin, end, where, size, _ = _lives(schedule)
     resident = np.zeros(problem.num_devices, np.int64)
     np.add.at(resident, schedule.placement, problem.resident_bytes)
-    found = []
+    lines = []
     for device in range(problem.num_devices):
-        own = where == device
-        times = np.concatenate([[0.0], begin[own], end[own]])
-        changes = np.concatenate([[resident[device]], size[own], -size[own]])
+        lies = where == device
+        times = np.concatenate([[0.0], begin[lies], end[lies]])
+        changes = np.concatenate([[resident[device]], size[lies], -size[lies]])
         points, group = np.unique(times, return_inverse=True)
         change = np.zeros(len(points), np.int64)
         np.add.at(change, group, changes)
-        found.append((points, np.cumsum(change)))
-    return found
+        lines.append((points, np.cumsum(change)))
+    return lines
 
 
 def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
 
     The sums over categories are the bytes of `memory_timelines`.
     """
-    graph, here = schedule.problem.graph, schedule.placement == device
+    graph, on_device = schedule.problem.graph, schedule.placement == device
     begin, end, where, size, made_by = _lives(schedule)
     sums, types = gradient_sums(graph), np.array(graph.op_types)
     parts = graph.producer[sums.tensor]  # the ops that make the contributions to gradients
@@ -60,8 +60,8 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     times, group = np.unique(np.concatenate([[0.0], begin, end]), return_inverse=True)
     change = np.zeros((len(times), len(CATEGORIES)), np.int64)
     np.add.at(change, (group[1:], np.tile(kind, 2)), np.concatenate([size, -size]))
-    weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
-    state = int(schedule.problem.resident_bytes[here].sum()) - weights - trained
+    weights, trained = int(graph.param_bytes[on_device].sum()), int(graph.trained_bytes[on_device].sum())
+    state = int(schedule.problem.resident_bytes[on_device].sum()) - weights - trained
     change[group[0]] += [weights, trained, state, 0, 0]
     return times, np.cumsum(change, axis=0)
 

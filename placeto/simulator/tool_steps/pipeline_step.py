@@ -53,9 +53,9 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
     Raises:
         PlanError: torch can't run the placement.
     """
-    own, problem = result.schedule(), result.problem
+    own_schedule, problem = result.schedule(), result.problem
     static = (simulate(problem.under(order), result.placement, plan=result.plan) for order in STATIC_ORDERS[:_TRIED])
-    chunks = [order_chunks(schedule) for schedule in (own, *static)]
+    chunks = [order_chunks(schedule) for schedule in (own_schedule, *static)]
     best = min(chunks, key=lambda made: (not made.schedule.fits, made.schedule.makespan_us))
     started = best.schedule.order[best.schedule.order < problem.num_ops]
     order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
@@ -90,9 +90,9 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
             name, size = f"gradients of stage {number} divided on {names[device]}", gradients[number].bytes
             fields = {"type": ADDITION, "pass": "backward", "flops": size / 4, "bytes_accessed": 2.0 * size}
             step.add(name, device, fields)
-    made, placement, listed = step.built(listed=True)
-    run = simulate(made, placement, order=listed)
-    return PlacementResult(placement, run.makespan_us, run.fits, 1, 0.0, (), made, order=listed)
+    tool_problem, placement, listed = step.built(listed=True)
+    run = simulate(tool_problem, placement, order=listed)
+    return PlacementResult(placement, run.makespan_us, run.fits, 1, 0.0, (), tool_problem, order=listed)
 
 
 def _readers(step: StepGraph) -> dict[int, list[int]]:
