@@ -125,10 +125,10 @@ def _matrix(lines: Sequence[str]) -> list[list[str]]:
     if columns != [f"GPU{i}" for i in range(size)] or size > MOST_DEVICES:
         raise ClusterError(f"the columns must be GPU0 to GPU{size - 1}, not {listed(columns)}")
     rows = [line.split() for line in lines[heads[0] + 1 :]]
-    found = {row[0]: row[1 : size + 1] for row in reversed(rows) if row and row[0] in columns}
+    by_label = {row[0]: row[1 : size + 1] for row in reversed(rows) if row and row[0] in columns}
     matrix = []
     for i, column in enumerate(columns):
-        if len(row := found.get(column, [])) < size:
+        if len(row := by_label.get(column, [])) < size:
             raise ClusterError(f"the row of {column} must have {size} connections, it has {len(row)}")
         for j, cell in enumerate(row):
             cell = row[j] = {"SOC": "SYS"}.get(cell, cell)
@@ -167,13 +167,13 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
         raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(NVIDIA)}")
     devices = []
     for i in range(count):
-        own = next((kind for name, kind in _BOARDS.items() if re.fullmatch(name, names[i])), None)
-        if own is None:
+        board = next((kind for name, kind in _BOARDS.items() if re.fullmatch(name, names[i])), None)
+        if board is None:
             instead = f"give the kind that is nearest (--kind), one of {', '.join(NVIDIA)}, and correct the file"
             raise ClusterError(f"there are no numbers for GPU {i}, {quote(names[i])}: {instead}")
         memory = re.search(r"-(\d+)GB", names[i])
-        size = int(memory[1]) * 10**9 if memory else NVIDIA[own].memory
-        devices.append(replace(NVIDIA[own], name=f"gpu:{i}", memory=size))
+        size = int(memory[1]) * 10**9 if memory else NVIDIA[board].memory
+        devices.append(replace(NVIDIA[board], name=f"gpu:{i}", memory=size))
     return devices
 
 
@@ -211,17 +211,17 @@ def _nvlink(
         if kind not in _NVLINK:
             what = f"GPU{src} to GPU{dst} is {connections[src][dst]}"
             raise ClusterError(f"{what}, but a GPU of kind {kind} has no NVLink")
-        own = _NVLINK[kind]
-        switched.append(shown > own.links)
-        rates.append(own.switch if switched[-1] else own.direct)
-        latencies.append(own.latency_us)
+        nvlink = _NVLINK[kind]
+        switched.append(shown > nvlink.links)
+        rates.append(nvlink.switch if switched[-1] else nvlink.direct)
+        latencies.append(nvlink.latency_us)
     return int(connections[src][dst][2:]) * min(rates), max(latencies), all(switched)
 
 
-def _pcie(here: Device, there: Device, connection: str) -> tuple[float, float]:
+def _pcie(first: Device, second: Device, connection: str) -> tuple[float, float]:
     """Return bandwidth in bytes/s and latency in microseconds between two GPUs over PCIe."""
-    rate = min(_PCIE.get(device.kind, PCIE4) for device in (here, there))
-    if here.kind in _GEFORCE or there.kind in _GEFORCE:
+    rate = min(_PCIE.get(device.kind, PCIE4) for device in (first, second))
+    if first.kind in _GEFORCE or second.kind in _GEFORCE:
         return rate / 2, SOCKETS_LATENCY_US
     return (rate * SOCKETS / PCIE3, SOCKETS_LATENCY_US) if connection == "SYS" else (rate, PCIE_LATENCY_US)
 

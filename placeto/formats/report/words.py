@@ -83,8 +83,8 @@ def _where(schedule: Schedule) -> str:
     sentences = []
     used = np.unique(schedule.placement)
     for device in used[:_MOST_DEVICES].tolist():
-        own = schedule.placement == device
-        total = {label: float(time[own & (labels == label)].sum()) for label in dict.fromkeys(labels[own])}
+        on_device = schedule.placement == device
+        total = {label: float(time[on_device & (labels == label)].sum()) for label in dict.fromkeys(labels[on_device])}
         whole = sum(total.values()) or 1.0
         first = sorted(total, key=lambda label: -total[label])[:_MOST_LABELS]
         shown = [label for label in first if total[label] >= 0.01 * whole] or first[:1]
