@@ -113,8 +113,8 @@ def capture_step(
     precision: str,
     micro_batches: int,
     run: bool,
-    others: Mapping[str, nn.Module] = MappingProxyType({}),
-    held: Sequence[Tensor] = (),
+    loss_modules: Mapping[str, nn.Module] = MappingProxyType({}),
+    loss_tensors: Sequence[Tensor] = (),
 ) -> Capture:
     """Trace a function that calls the module, and return the step that it does with the trace behind the step.
 
@@ -132,16 +132,16 @@ def capture_step(
         precision: see `capture_training`.
         micro_batches: the number of parts into which the batch is split.
         run: whether to compute the step.
-        others: further modules that the function calls, by name.
-        held: tensors that the function reads without getting them as arguments.
+        loss_modules: modules of the loss, which the function calls as well, by name.
+        loss_tensors: tensors that the function reads without getting them as arguments.
 
     Raises:
         CaptureError: see `capture_training`.
     """
     check_arguments(inputs, targets, name)
-    check_split(inputs, targets, held, micro_batches, name)
+    check_split(inputs, targets, loss_tensors, micro_batches, name)
     check_module(module, name, mode == "training")
-    for key, other_module in others.items():
+    for key, other_module in loss_modules.items():
         check_module(other_module, f"{name}: {key}", mode == "training")
     check_choice(precision, PRECISIONS, f"{name}: precision", CaptureError)
     arguments: Any = plain(inputs), plain(targets)
@@ -149,7 +149,7 @@ def capture_step(
         _check_values(module, opened(arguments), name)
     length = batch_length(inputs, targets)
     kept = Kept()
-    whole = Whole(module, _keeping(kept, function, micro_batches, name), others, name)
+    whole = Whole(module, _keeping(kept, function, micro_batches, name), loss_modules, name)
     paths = [path.removeprefix("module.") for path, _ in whole.named_parameters()]
     trained = [path.removeprefix("module.") for path, p in whole.named_parameters() if p.requires_grad]
     trained = trained if mode == "training" else []
@@ -159,7 +159,7 @@ def capture_step(
         )
 
     # trace one micro-batch, and put the module back as it was
-    tracer = StepTracer(whole, others, arguments, length, micro_batches, labels, run)
+    tracer = StepTracer(whole, loss_modules, arguments, length, micro_batches, labels, run)
     outside = OutsideRandom()
     try:
         trace = tracer.trace(Sizes(kept if mode == "inference" else None))
@@ -264,8 +264,8 @@ def _shapes(values: Any) -> str:
 def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
     tensors = [("parameter", p) for p in module.parameters()] + [("buffer", b) for b in module.buffers()]
     tensors += [("input", leaf) for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
-    for what, tensor in tensors:
+    for kind, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(
-                f"{name}: to be run, it needs values, and a {what} is on the device meta: make it on the cpu"
+                f"{name}: to be run, it needs values, and a {kind} is on the device meta: make it on the cpu"
             )

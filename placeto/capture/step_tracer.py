@@ -60,14 +60,14 @@ class StepTracer:
     def __init__(
         self,
         whole: Whole,
-        others: Mapping[str, nn.Module],
+        loss_modules: Mapping[str, nn.Module],
         arguments: Any,
         length: int,
         micro_batches: int,
         labels: Labels,
         run: bool,
     ) -> None:
-        self._whole, self._others, self._labels = whole, others, labels
+        self._whole, self._loss_modules, self._labels = whole, loss_modules, labels
         self._arguments, self._length, self._micro_batches = arguments, length, micro_batches
         self._fake_mode = None if run else FakeTensorMode(allow_non_fake_inputs=True)
         self.state = Snapshot(whole)  # the module as it is before the first trace
@@ -128,7 +128,7 @@ class StepTracer:
         is_needed = self._micro_batches > 1 and sizes.matter(self._whole.module)
         for parts in (1, self._micro_batches) if is_needed else ():
             params, buffers, *leaves = self._values(parts)
-            probe = Whole(self._whole.module, call, self._others, self._whole.title)
+            probe = Whole(self._whole.module, call, self._loss_modules, self._whole.title)
             torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(leaves)))
             self.state.restore()
         sizes.check(self._whole.title)

@@ -154,11 +154,11 @@ def trace_training(
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
     labels = Labels()
-    others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
+    loss_modules = modules_of(loss, module) if isinstance(module, nn.Module) else {}
     replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
     def trainable() -> list[nn.Parameter]:
-        parts = nn.ModuleList([module, *others.values()])
+        parts = nn.ModuleList([module, *loss_modules.values()])
         return [parameter for parameter in parts.parameters() if parameter.requires_grad]
 
     def twin(memo: dict[int, Any]) -> Capture:
@@ -167,7 +167,9 @@ def trace_training(
 
     how: dict[str, Any] = {"precision": precision, "micro_batches": micro_batches, "run": run}
     positional = module, inputs, targets, step, labels, name, "training"
-    return replace(capture_step(*positional, others=others, held=tensors_of(loss), **how), twin=twin)
+    return replace(
+        capture_step(*positional, loss_modules=loss_modules, loss_tensors=tensors_of(loss), **how), twin=twin
+    )
 
 
 def capture_inference(

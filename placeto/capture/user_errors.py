@@ -91,14 +91,14 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
     if not places and module is not None:
         places = [f"the module ({type(module).__name__})"]
     if isinstance(error, SystemExit):
-        what = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+        raised = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
     else:
         message = next(iter(str(error).strip().splitlines()), "no message")
-        what = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
-    advice = next((advice for part, advice in _ADVICE.items() if part in what), otherwise)
+        raised = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
+    advice = next((advice for part, advice in _ADVICE.items() if part in raised), otherwise)
     if advice != otherwise:  # torch's own is about runs, where nothing is run
-        what = what.partition(". Please ")[0]
-    return ": ".join([", ".join(places), what] if places else [what]) + (f"; {advice}" if advice else "")
+        raised = raised.partition(". Please ")[0]
+    return ": ".join([", ".join(places), raised] if places else [raised]) + (f"; {advice}" if advice else "")
 
 
 def _module(error: BaseException, module: nn.Module | None) -> str:

@@ -141,13 +141,13 @@ def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module:
     Returns:
         The names that were added.
     """
-    known = {name for names in tensors for name in names} | set(graph.op_names)
+    named = {name for names in tensors for name in names} | set(graph.op_names)
     paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
     owners = {path.rpartition(".")[0] for path in paths} - {""}
     computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
     keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
     also = _other_names(module)
-    unread = [name for path in paths if path not in known for name in (path, *also.get(path, ()))]
+    unread = [name for path in paths if path not in named for name in (path, *also.get(path, ()))]
     tensors[keeper] |= dict.fromkeys(unread)
     return frozenset(unread)
 

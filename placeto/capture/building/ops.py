@@ -144,14 +144,14 @@ def _held(
     """
     last_ops: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
-        held = node.meta.get(HELD)
-        if held == KEPT:
-            until = len(builder.records) if training or node in outputs else None
+        last_node = node.meta.get(HELD)
+        if last_node == KEPT:
+            last_op = len(builder.records) if training or node in outputs else None
         else:
-            until = latest.get(held) if held is not None else None
-        if until is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
+            last_op = latest.get(last_node) if last_node is not None else None
+        if last_op is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
-            last_ops[key] = max(last_ops.get(key, until), until)
+            last_ops[key] = max(last_ops.get(key, last_op), last_op)
     last_ops |= {rest: last_ops.get(tensor, tensor[0]) for rest, tensor in builder.rests.items()}
     loss = builder.values.get(outputs[0]) if training else None
     if isinstance(loss, MadeBy):

@@ -80,10 +80,10 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
         CaptureError: inputs are neither a sequence nor a mapping, targets are no sequence, a tensor among them is
             sparse or nested, or an object that can't be opened has tensors.
     """
-    for what, values in (("inputs", inputs), ("targets", targets)):
-        named = what == "inputs" and isinstance(values, Mapping)
+    for role, values in (("inputs", inputs), ("targets", targets)):
+        named = role == "inputs" and isinstance(values, Mapping)
         if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
-            raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
+            raise CaptureError(f"{name}: {role} must be a sequence of arguments, such as [x], not {describe(values)}")
     arguments: Any = inputs, targets
     for leaf in tree_leaves(opened(tuple(map(plain, arguments)))):
         if isinstance(leaf, Tensor) and _is_without_strides(leaf):
@@ -95,13 +95,13 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
             )
 
 
-def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object, name: str) -> None:
+def check_split(inputs: Any, targets: Any, loss_tensors: Sequence[Tensor], count: object, name: str) -> None:
     """Refuse a number of micro-batches that is none, or into which the batch can't be split.
 
     Args:
         inputs: arguments of the module.
         targets: further arguments of the loss.
-        held: tensors that the loss reads without getting them as arguments.
+        loss_tensors: tensors that the loss reads without getting them as arguments.
         count: the number of micro-batches.
         name: the name of the graph, for messages.
 
@@ -145,7 +145,7 @@ def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object
             "and each micro-batch of 1 sample would get a row of it: choose another size of the batch, or fewer "
             "micro-batches"
         )
-    for tensor in held:
+    for tensor in loss_tensors:
         if is_split(tensor, length):
             raise CaptureError(
                 f"{name}: the loss uses a tensor of shape {tuple(tensor.shape)} that isn't an argument of it, so that "

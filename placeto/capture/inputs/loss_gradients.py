@@ -22,13 +22,13 @@ def requiring_grad(*arguments: Any) -> list[Tensor]:
 
 
 def gradients_of(
-    loss: Tensor, wanted: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
+    loss: Tensor, tensors: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[Tensor | None, ...]:
     """The gradient of a loss for each wanted tensor, None where the loss doesn't depend on the tensor.
 
     Args:
         loss: a tensor of one number.
-        wanted: all tensors that may get a gradient.
+        tensors: all tensors that may get a gradient.
         name: the name of the graph, for messages.
         replaced: `id` -> path of the module's own parameters, which are replaced by others while it is traced.
 
@@ -36,8 +36,8 @@ def gradients_of(
         CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on one of
             the replaced parameters.
     """
-    _check_reached(loss, wanted, name, replaced)
-    return torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True)
+    _check_reached(loss, tensors, name, replaced)
+    return torch.autograd.grad(loss.reshape(()), tensors, allow_unused=True)
 
 
 def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:

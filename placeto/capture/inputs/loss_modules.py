@@ -21,7 +21,7 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
     These are the loss itself, the module that it is a method of, and the modules that functions, partials and callable
     objects close over, hold or take from their file.
     """
-    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    module_tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     modules = {id(part) for part in module.modules()}
     paths = [path for path, _ in module.named_modules()]
     named_modules: dict[str, nn.Module] = {}
@@ -37,8 +37,8 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
         if isinstance(part, Tensor):
             continue
         tensors = [*part.parameters(), *part.buffers()]
-        if new_tensors := [tensor for tensor in tensors if id(tensor) not in known]:
-            known |= set(map(id, new_tensors))
+        if new_tensors := [tensor for tensor in tensors if id(tensor) not in module_tensors]:
+            module_tensors |= set(map(id, new_tensors))
             add(part)
         elif not tensors and id(part) not in modules:
             without[id(part)] = part

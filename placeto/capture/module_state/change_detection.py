@@ -34,22 +34,22 @@ class Signature:
 
     @classmethod
     def of_trace(
-        cls, traced: GraphModule, held: Iterable[Tensor] = (), before: tuple[Signature, Any] | None = None
+        cls, traced: GraphModule, constants: Iterable[Tensor] = (), earlier: tuple[Signature, Any] | None = None
     ) -> Any:
         """The signature of a graph that `record` returned.
 
         Args:
             traced: the graph.
-            held: constants that are compared by identity. Others are compared by their values if they are on the CPU
+            constants: those that are compared by identity. Others are compared by their values if they are on the CPU
                 and have at most 100,000 elements, or else by identity as well.
-            before: signature and ``meta["tensors"]`` of a step that ran before. If a constant of this step was made
+            earlier: signature and ``meta["tensors"]`` of a step that ran before. If a constant of this step was made
                 there from constants alone, its number is that of the node that made it. If it was made from what that
                 step was given, its number is like no other.
         """
         numbers: dict[Node, int] = {}
         dependent: set[Node] = set()
         changed: list[int] = []
-        keep = {id(tensor) for tensor in held}
+        keep = {id(tensor) for tensor in constants}
 
         def numbered(value: Any) -> Any:
             if isinstance(value, Node):
@@ -69,7 +69,7 @@ class Signature:
                 numbers[node] = hash(("given", place))
                 dependent.add(node)
             elif node.op == "get_attr":
-                numbers[node] = _constant(getattr(traced, str(node.target)), keep, before)
+                numbers[node] = _constant(getattr(traced, str(node.target)), keep, earlier)
             else:
                 numbers[node] = hash((str(node.target), numbered(node.args), numbered(node.kwargs)))
                 if not dependent.isdisjoint(node.all_input_nodes):
@@ -80,13 +80,13 @@ class Signature:
         return cls((outputs, tuple(changed)), numbers, frozenset(dependent))
 
 
-def _constant(tensor: Tensor, held: set[int], before: tuple[Signature, Any] | None) -> int:
-    if before is not None:
-        signature, tensors = before
+def _constant(tensor: Tensor, constants: set[int], earlier: tuple[Signature, Any] | None) -> int:
+    if earlier is not None:
+        signature, tensors = earlier
         node = tensors.get(tensor)
         if node is not None and node.op != "get_attr":
             return next(_UNLIKE) if node in signature.dependent else signature.by_node[node]
-    if id(tensor) in held or tensor.numel() > _LARGEST or tensor.is_meta or not _has_values(tensor):
+    if id(tensor) in constants or tensor.numel() > _LARGEST or tensor.is_meta or not _has_values(tensor):
         return hash(("held", id(tensor)))
     with torch.no_grad(), no_dispatch():
         values = tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()

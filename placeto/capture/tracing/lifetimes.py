@@ -166,13 +166,13 @@ def hold(
         for tensor in sources[op]:
             used[tensor] = max(used.get(tensor, 0), last)
     used |= {rest: used.get(tensor, tensor[0]) for rest, tensor in rests.items()}
-    held = [
+    live_ranges = [
         (tensor, use, max(last, use))
         for tensor, last in until.items()
         if last > (use := used.get(tensor, tensor[0])) or tensor in rests
     ]
-    for first in range(0, len(held), _TOGETHER):
-        some = held[first : first + _TOGETHER]
+    for first in range(0, len(live_ranges), _TOGETHER):
+        some = live_ranges[first : first + _TOGETHER]
         begun: dict[int, int] = {}  # op -> bits of the tensors whose last use it is
         for number, (_, use, _) in enumerate(some):
             begun[use] = begun.get(use, 0) | 1 << number
