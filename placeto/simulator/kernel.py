@@ -355,7 +355,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 elif free_links:
                     slot_time[d] = send_finish[head[d]]
                     slot_key[d] = (rank[tensor_src[send_tensor[head[d]]]] << bits) + d
-                else:  # under first come first served, the producer of the next send may still run
+                else:  # sends that joined at the start of their producer wait for its end
                     ready = finish[tensor_src[send_tensor[head[slot]]]]
                     slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
             for k in range(first, stop):
