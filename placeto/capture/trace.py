@@ -128,7 +128,7 @@ def trace_training(
     """
 
     def step(arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
-        asked = requiring_grad(arguments, extra)  # found before the module changes its arguments
+        with_gradient = requiring_grad(arguments, extra)  # found before the module changes its arguments
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
@@ -148,17 +148,17 @@ def trace_training(
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
-            gradients = gradients_of(value, [*trainable(), *asked], str(name), replaced)
+            gradients = gradients_of(value, [*trainable(), *with_gradient], str(name), replaced)
         return [value, *gradients], None
 
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
     labels = Labels()
-    others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
+    loss_modules = modules_of(loss, module) if isinstance(module, nn.Module) else {}
     replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
     def trainable() -> list[nn.Parameter]:
-        parts = nn.ModuleList([module, *others.values()])
+        parts = nn.ModuleList([module, *loss_modules.values()])
         return [parameter for parameter in parts.parameters() if parameter.requires_grad]
 
     def twin(memo: dict[int, Any]) -> Capture:
@@ -166,8 +166,10 @@ def trace_training(
         return trace_training(its, inputs, its_loss, targets=targets, name=name, **how)
 
     how: dict[str, Any] = {"precision": precision, "micro_batches": micro_batches, "run": run}
-    given = module, inputs, targets, step, labels, name, "training"
-    return replace(capture_step(*given, others=others, held=tensors_of(loss), **how), twin=twin)
+    positional = module, inputs, targets, step, labels, name, "training"
+    return replace(
+        capture_step(*positional, loss_modules=loss_modules, loss_tensors=tensors_of(loss), **how), twin=twin
+    )
 
 
 def capture_inference(

@@ -91,30 +91,30 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
     if not places and module is not None:
         places = [f"the module ({type(module).__name__})"]
     if isinstance(error, SystemExit):
-        what = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+        raised = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
     else:
         message = next(iter(str(error).strip().splitlines()), "no message")
-        what = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
-    advice = next((advice for part, advice in _ADVICE.items() if part in what), otherwise)
+        raised = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
+    advice = next((advice for part, advice in _ADVICE.items() if part in raised), otherwise)
     if advice != otherwise:  # torch's own is about runs, where nothing is run
-        what = what.partition(". Please ")[0]
-    return ": ".join([", ".join(places), what] if places else [what]) + (f"; {advice}" if advice else "")
+        raised = raised.partition(". Please ")[0]
+    return ": ".join([", ".join(places), raised] if places else [raised]) + (f"; {advice}" if advice else "")
 
 
 def _module(error: BaseException, module: nn.Module | None) -> str:
     """A phrase for the innermost submodule that was being called, or for the loss; "" if it was the module itself."""
     paths = {} if module is None else {id(part): path for path, part in module.named_modules()}
-    found: nn.Module | None = None
+    innermost: nn.Module | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if code is call_loss.__code__:
             return "the loss"
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if isinstance(first, nn.Module) and id(first) in paths:
-            found = first
-    if found is None:
+            innermost = first
+    if innermost is None:
         return ""
-    return f"module {paths[id(found)]!r} ({type(found).__name__})" if found is not module else ""
+    return f"module {paths[id(innermost)]!r} ({type(innermost).__name__})" if innermost is not module else ""
 
 
 def _line(error: BaseException) -> str:

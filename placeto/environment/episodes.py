@@ -77,8 +77,8 @@ class Episodes:
         count: int,
         sizes: Sizes | None = None,
     ) -> None:
-        given = [] if isinstance(problems, PlacementProblem) else list(problems)
-        if not given or any(not isinstance(p, PlacementProblem) or p.num_devices < 2 for p in given):
+        listed = [] if isinstance(problems, PlacementProblem) else list(problems)
+        if not listed or any(not isinstance(p, PlacementProblem) or p.num_devices < 2 for p in listed):
             raise PlacerError(
                 "an environment needs a sequence of at least one problem, each on a cluster of two devices or more"
             )
@@ -233,16 +233,16 @@ class Episodes:
         int8 is 1 for groups, and 0 for padding.
         """
         data = self.going.data
-        of, local = data.batch.numpy(), data.local.numpy()
+        episode, local = data.batch.numpy(), data.local.numpy()
         node = np.zeros((self.count, self.sizes.groups, len(NODE)), np.float32)
         pair = np.zeros((self.count, self.sizes.groups, self.sizes.devices, len(PAIR)), np.float32)
         edge = np.zeros((self.count, self.sizes.arcs, len(EDGE)), np.float32)
         arcs = np.full((self.count, self.sizes.arcs, 2), NOTHING, np.int64)
         present = np.zeros((self.count, self.sizes.groups), np.int8)
-        node[of, local], present[of, local] = data.x.numpy(), 1
-        pair[of, local, : data.pair.shape[1]] = data.pair.numpy()
+        node[episode, local], present[episode, local] = data.x.numpy(), 1
+        pair[episode, local, : data.pair.shape[1]] = data.pair.numpy()
         ends = data.edge_index.numpy()
-        row = of[ends[0]]
+        row = episode[ends[0]]
         place = np.arange(len(row)) - np.searchsorted(row, row)
         edge[row, place], arcs[row, place] = data.edge_attr.numpy(), local[ends].T
         seen = {"node": node, "pair": pair, "edge": edge}

@@ -167,11 +167,11 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
         reward, over = self.episodes.move(actions)
         last: dict[str, Any] = {}
         if over.any():
-            seen, info = self.episodes.observation(), self.episodes.info()
+            observation, info = self.episodes.observation(), self.episodes.info()
             for row in np.flatnonzero(over).tolist():
                 final = {name: value[row] for name, value in info.items()}
                 final["best_placement"] = tuple(self.episodes.best_placement(row).tolist())  # problems differ in size
-                ended = {"final_obs": {name: value[row] for name, value in seen.items()}, "final_info": final}
+                ended = {"final_obs": {name: value[row] for name, value in observation.items()}, "final_info": final}
                 last = self._add_info(last, ended, row)
             self.episodes.begin(over, self._drawn())
         infos = self.episodes.info() | last
@@ -223,15 +223,15 @@ def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dic
             )
     if "placement" in options:
         placement, batch = np.zeros((len(rows), episodes.sizes.groups), np.int64), episodes.batch
-        for row, (number, given) in enumerate(zip(index, _rows(options["placement"], len(rows)), strict=True)):
+        for row, (number, asked) in enumerate(zip(index, _rows(options["placement"], len(rows)), strict=True)):
             groups, devices = int(batch.num_groups[number]), int(batch.num_devices[number])
-            whole = given.shape in ((groups,), (episodes.sizes.groups,)) and given.dtype.kind in "iu"
-            if not whole or given.min() < 0 or given.max() >= devices:
+            whole = asked.shape in ((groups,), (episodes.sizes.groups,)) and asked.dtype.kind in "iu"
+            if not whole or asked.min() < 0 or asked.max() >= devices:
                 raise PlacerError(
                     f"option placement must have a device from 0 to {devices - 1} for each of the {groups} groups of "
                     f"problem {number}, not {options['placement']!r:.60}"
                 )
-            placement[row, : len(given)] = given
+            placement[row, : len(asked)] = asked
     episodes.begin(rows, index, placement)
 
 

@@ -94,25 +94,25 @@ def step(batch: InstanceBatch, config: EnvConfig, state: EnvState, action: np.nd
     better = makespan < state.best
     best_placement = np.where(better[:, None], placement, state.best_placement)
     best = np.where(better, makespan, state.best)
-    met = makespan
+    best_so_far = makespan
     if config.tolerance is not None:
         back = makespan > best * (1.0 + config.tolerance)
         _take_back(data, state.data, torch.from_numpy(back))
         placement = np.where(back[:, None], state.placement, placement)
         makespan = np.where(back, state.makespan, makespan)
     data.legal = _legal(batch, config, data, state.index, steps)
-    return EnvState(state.index, placement, visited, steps, makespan, met, best, best_placement, data)
+    return EnvState(state.index, placement, visited, steps, makespan, best_so_far, best, best_placement, data)
 
 
 def _observe(
     batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
 ) -> tuple[Data, np.ndarray]:
-    seen, makespan_us, overflow = observe(batch, index, placement, visited, steps)
+    observation, makespan_us, overflow = observe(batch, index, placement, visited, steps)
     if batch.measure is not None:
         for row, number in enumerate(index.tolist()):
             groups = batch.instances[number].groups
             makespan_us[row] = batch.measure(number, expand(groups, placement[row, : groups.num_groups]))
-    return to_data(seen), penalised(makespan_us, overflow) / batch.single_us[index]
+    return to_data(observation), penalised(makespan_us, overflow) / batch.single_us[index]
 
 
 def _take_back(data: Data, before: Data, back: Tensor) -> None:
@@ -132,8 +132,8 @@ def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarra
     """(V, D) bool, which moves are legal. With the topological order, set the column `is_current` of `data` as well."""
     if config.order == "topological":
         sweep = torch.from_numpy(steps % batch.num_groups[index])
-        here = data.traversal == sweep[data.batch]
-        data.x[:, NODE.is_current] = here.to(data.x.dtype)
-        return data.offered & here[:, None]
+        reached = data.traversal == sweep[data.batch]
+        data.x[:, NODE.is_current] = reached.to(data.x.dtype)
+        return data.offered & reached[:, None]
     legal = data.offered & ~data.marked[:, None]
     return legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()

@@ -61,16 +61,16 @@ def observe(
     Returns:
         The observation, makespans (B,) in microseconds, and memory overflows (B,).
     """
-    seen = _empty(batch, index, placement, visited, steps)
+    observation = _empty(batch, index, placement, visited, steps)
     index = np.ascontiguousarray(index, np.int64)
     placement = np.ascontiguousarray(placement, np.int64)
     arc_first = np.concatenate([[0], np.cumsum(batch.num_pairs[index])])
     makespan, overflow = np.empty(len(index)), np.empty(len(index))
-    arrays = seen.node, seen.pair, seen.edge, seen.offered
-    flat, given = batch.problems.arrays, (index, placement, seen.first, arc_first, *arrays)
-    work = partial(_observe_rows, flat, batch.arrays, *given, makespan, overflow)
+    arrays = observation.node, observation.pair, observation.edge, observation.offered
+    flat, rows = batch.problems.arrays, (index, placement, observation.first, arc_first, *arrays)
+    work = partial(_observe_rows, flat, batch.arrays, *rows, makespan, overflow)
     in_parts(work, len(index), np.diff(flat.op_offset)[index].sum() >= PARALLEL_OPS)
-    return seen, makespan, overflow
+    return observation, makespan, overflow
 
 
 def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Observation:
@@ -85,14 +85,14 @@ def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Ob
         visited: (G,) bool, groups already moved in this sweep.
     """
     steps = visited.sum()
-    seen = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
+    observation = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
     flat, devices = batch.problems.arrays, int(batch.num_devices[0])
-    arrays = seen.node, seen.pair, seen.edge, seen.offered
-    found = _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays)
+    arrays = observation.node, observation.pair, observation.edge, observation.offered
+    described = _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays)
     several = len(flat.resident) * devices >= SERIAL_LOOK
     parts = _PARTS * threads() if several else 1
-    in_parts(partial(_describe_parts, found, seen.offered, seen.pair, parts), parts, several)
-    return seen
+    in_parts(partial(_describe_parts, described, observation.offered, observation.pair, parts), parts, several)
+    return observation
 
 
 def _empty(
@@ -102,12 +102,12 @@ def _empty(
     sizes, arcs = batch.num_groups[index], batch.num_pairs[index]
     first = np.concatenate([[0], np.cumsum(sizes)])
     devices = int(batch.num_devices[index].max())
-    of = np.repeat(np.arange(len(index)), sizes)
-    local = np.arange(first[-1]) - first[of]
-    marked = visited[of, local]
+    episode = np.repeat(np.arange(len(index)), sizes)
+    local = np.arange(first[-1]) - first[episode]
+    marked = visited[episode, local]
     node = np.zeros((first[-1], len(NODE)), np.float32)
     node[:, NODE.visited] = marked
-    node[:, NODE.steps_left] = (1.0 - (steps % sizes) / sizes)[of]
+    node[:, NODE.steps_left] = (1.0 - (steps % sizes) / sizes)[episode]
     instances = tuple(batch.instances[i] for i in index)
     return Observation(
         node=node,
@@ -115,9 +115,9 @@ def _empty(
         arcs=np.concatenate([i.pairs + f for i, f in zip(instances, first, strict=False)], 1),
         edge=np.zeros((arcs.sum(), len(EDGE)), np.float32),
         first=first,
-        of=of,
+        of=episode,
         local=local,
-        current=np.asarray(placement, np.int64)[of, local],
+        current=np.asarray(placement, np.int64)[episode, local],
         marked=marked,
         offered=np.zeros((first[-1], devices), bool),
         traversal=np.concatenate([i.traversal for i in instances]),
@@ -174,10 +174,10 @@ def _score_moves(
         if device[b, m] < 0:
             continue
         p = index[b]
-        of = group_of[flat.op_offset[p] : flat.op_offset[p + 1]]
-        ops = np.empty(len(of), np.int64)
-        for i in range(len(of)):
-            ops[i] = device[b, m] if of[i] == group[b, m] else placement[b, of[i]]
+        group_of_op = group_of[flat.op_offset[p] : flat.op_offset[p + 1]]
+        ops = np.empty(len(group_of_op), np.int64)
+        for i in range(len(group_of_op)):
+            ops[i] = device[b, m] if group_of_op[i] == group[b, m] else placement[b, group_of_op[i]]
         makespan[b, m], overflow[b, m] = memory.score(flat, p, ops, np.inf)
 
 
@@ -211,9 +211,9 @@ def _describe(
     low, q, place = lowered(flat, p, ops)
     op_slack, send_slack = np.empty(len(place)), np.empty(num_sends)
     fill_slack(low, q, place, record, num_sends, span, op_slack, send_slack)
-    found = situation(flat, instances, p, ops, record, num_sends, span, op_slack)
-    describe(found, instances.single_us[p], instances.lower_bound_us[p], asked, node, pair, edge, offered)
-    return found
+    described = situation(flat, instances, p, ops, record, num_sends, span, op_slack)
+    describe(described, instances.single_us[p], instances.lower_bound_us[p], asked, node, pair, edge, offered)
+    return described
 
 
 @compiled(inner=True)
@@ -231,8 +231,8 @@ def _observe_one(
     ops, record = _on_ops(flat, instances, p, placement), kernel.new_record(flat, p)
     makespan, overflow, num_sends = memory.run_and_measure(flat, p, ops, record, np.inf)
     schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
-    found = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
-    describe_moves(found, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
+    described = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
+    describe_moves(described, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
     return makespan, overflow
 
 
@@ -280,7 +280,7 @@ def _look(
 
 
 @compiled()
-def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int, first: int, last: int) -> None:
+def _describe_parts(s: Situation, offered: np.ndarray, pair: np.ndarray, parts: int, first: int, last: int) -> None:
     """Run `describe_moves` for the parts from `first` to before `last` of `parts`."""
     for part in range(first, last):
-        describe_moves(found, offered, pair, part, parts)
+        describe_moves(s, offered, pair, part, parts)

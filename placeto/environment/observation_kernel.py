@@ -115,11 +115,11 @@ def situation(
         mean_rate /= links
     line_ptr, line = np.empty(devices + 1, np.int64), np.empty(n, np.int64)
     timelines(flat, p, place, record, num_sends, line_ptr, line)
-    soft = 0.01 * makespan + 1e-9
+    soft = 0.01 * makespan + 1e-9  # above 0 for a step that takes no time, too
     weight = np.empty(n)
     for i in range(n):
         weight[i] = np.exp(-slack[i] / soft)
-    made = Situation(
+    result = Situation(
         place,
         flat.op_time[flat.time_offset[p] : flat.time_offset[p] + n * devices].reshape(n, devices),
         flat.overhead_us[device0:device1],
@@ -153,7 +153,7 @@ def situation(
         mean_latency,
         mean_rate,
     )
-    return reference(made)
+    return reference(result)
 
 
 @compiled(inner=True)
@@ -213,7 +213,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
     resident, memory = s.resident, s.memory
     inverse, devices = 1.0 / s.makespan, len(overhead)
     for g in range(len(resident)):
-        first_start, last_finish, least = np.inf, 0.0, np.inf
+        first_start, last_finish, min_slack = np.inf, 0.0, np.inf
         time, critical, wait = 0.0, 0.0, 0.0
         c = place[ops[op_ptr[g]]]
         for k in range(op_ptr[g], op_ptr[g + 1]):
@@ -223,7 +223,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
             last_finish = max(last_finish, finish[i])
             time += t
             critical += w * t
-            least = min(least, slack[i])
+            min_slack = min(min_slack, slack[i])
             ready = 0.0
             for e in range(in_ptr[i], in_ptr[i + 1]):
                 ready = max(
@@ -238,7 +238,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
         loads.resident[c] += resident[g]
         node[g, NODE.time] = time * norm
         node[g, NODE.critical_time] = critical * inverse
-        node[g, NODE.min_slack] = np.sqrt(max(0.0, least) * inverse)
+        node[g, NODE.min_slack] = np.sqrt(max(0.0, min_slack) * inverse)
         node[g, NODE.critical_wait] = min(4.0, wait * inverse)
         node[g, NODE.first_start] = first_start * inverse
         node[g, NODE.last_finish] = last_finish * inverse
@@ -256,7 +256,7 @@ def _describe_arcs(
     tensor_bytes, in_tensor, arc_dst, arc_tensor, group = s.tensor_bytes, s.in_tensor, s.arc_dst, s.arc_tensor, s.group
     ops, op_ptr, arc_pair = s.ops, s.op_ptr, s.arc_pair
     inverse = 1.0 / s.makespan
-    arc_slack = np.full(len(arc_src), np.inf)
+    arc_slack = np.full(len(arc_src), np.inf)  # by how much later each tensor may arrive at its most urgent reader
     for i in range(len(place)):
         latest = start[i] + slack[i]
         for e in range(in_ptr[i], in_ptr[i + 1]):
@@ -270,7 +270,7 @@ def _describe_arcs(
     for a in range(len(arc_src)):
         u, h, size = arc_src[a], arc_dst[a], tensor_bytes[arc_tensor[a]]
         g, c, d = group[u], place[u], place[ops[op_ptr[h]]]
-        mean = s.mean_latency + size * s.mean_rate
+        mean = s.mean_latency + size * s.mean_rate  # over a mean link: the same wherever the two groups are
         tight = np.exp(-max(0.0, arc_slack[a]) / s.soft)
         node[g, NODE.transfer_out] += mean * norm
         node[h, NODE.transfer_in] += mean * norm
@@ -300,11 +300,11 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
     inverse = 1.0 / s.makespan
     for g in range(len(resident)):
         c = place[ops[op_ptr[g]]]
-        here = pair[g, c, PAIR.affinity_in] + pair[g, c, PAIR.affinity_out]
+        affinity = pair[g, c, PAIR.affinity_in] + pair[g, c, PAIR.affinity_out]
         for d in range(len(overhead)):
             pair[g, d, PAIR.time_change] = pair[g, d, PAIR.time] - pair[g, c, PAIR.time]
             pair[g, d, PAIR.load] = loads.time[d] * inverse
-            pair[g, d, PAIR.affinity_change] = pair[g, d, PAIR.affinity_in] + pair[g, d, PAIR.affinity_out] - here
+            pair[g, d, PAIR.affinity_change] = pair[g, d, PAIR.affinity_in] + pair[g, d, PAIR.affinity_out] - affinity
             pair[g, d, PAIR.egress] = loads.egress[d] * inverse
             pair[g, d, PAIR.ingress] = loads.ingress[d] * inverse
             pair[g, d, PAIR.critical_load] = loads.critical[d] * inverse
@@ -339,6 +339,8 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
         for d in range(len(s.overhead)):
             if d == s.place[s.ops[s.op_ptr[g]]] or not offered[g, d]:
                 continue
+            # an estimate without a simulation: the group's ops are put into the device's timeline, one after another,
+            # and all other ops stay where and when they are
             row = pair[g, d]
             late_self, late_child, late_displaced = -np.inf, -np.inf, -np.inf
             gain, mean_late, total_wait, total_time, free = 0.0, 0.0, 0.0, 1e-9, 0.0
@@ -351,12 +353,12 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
                     u = in_src[e]
                     ready = max(
                         ready,
-                        guess[u]
+                        guess[u]  # it moves as well
                         if in_arc[e] < 0
                         else _arrival(finish, place, latency, bandwidth, u, tensor_bytes[in_tensor[e]], d),
                     )
                 t, end = op_time[i, d], ready
-                if t > 0.0:
+                if t > 0.0:  # others need no time on the device
                     cursor = first_after(start, line, line_first, stop, cursor, ready)
                     begin = ready
                     if cursor > line_first:  # the op before may still run

@@ -151,12 +151,12 @@ def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
 
     @wraps(reward)
     def checked(relative: Any) -> Any:
-        own = relative.clone() if isinstance(relative, Tensor) else relative.copy()  # which the function may change
-        worth, expected = reward(own), tuple(relative[moves:].shape)
+        copy = relative.clone() if isinstance(relative, Tensor) else relative.copy()  # which the function may change
+        worth, expected = reward(copy), tuple(relative[moves:].shape)
         if not isinstance(worth, type(relative)) or worth.shape != expected:
-            found = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
+            returned = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
             raise PlacerError(
-                f"{described(point)}: returns {found} for makespans {tuple(relative.shape)}, it must be {expected}"
+                f"{described(point)}: returns {returned} for makespans {tuple(relative.shape)}, it must be {expected}"
             )
         floats = worth.is_floating_point() if isinstance(worth, Tensor) else worth.dtype.kind == "f"
         if not floats or not (worth.isfinite() if isinstance(worth, Tensor) else np.isfinite(worth)).all():

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from placeto.environment.observation import Observation
 
 
-def to_data(seen: Observation) -> Data:
+def to_data(observation: Observation) -> Data:
     """Return an observation as one graph of all episodes; tensors share their memory with its arrays.
 
     Fields: ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
@@ -21,19 +21,19 @@ def to_data(seen: Observation) -> Data:
     ``traversal`` (V,) position in topological order, ``instances`` (B,), ``num_graphs`` B, ``max_nodes`` of an episode.
     """
     data = Data(
-        x=torch.from_numpy(seen.node),
-        edge_index=torch.from_numpy(seen.arcs),
-        edge_attr=torch.from_numpy(seen.edge),
+        x=torch.from_numpy(observation.node),
+        edge_index=torch.from_numpy(observation.arcs),
+        edge_attr=torch.from_numpy(observation.edge),
     )
-    data.pair = torch.from_numpy(seen.pair)
-    data.batch = torch.from_numpy(seen.of)
-    data.local = torch.from_numpy(seen.local)
-    data.first = torch.from_numpy(seen.first[:-1])
-    data.current = torch.from_numpy(seen.current)
-    data.marked = torch.from_numpy(seen.marked)
-    data.offered = torch.from_numpy(seen.offered)
-    data.traversal = torch.from_numpy(seen.traversal)
-    data.instances = seen.instances
-    data.num_graphs = len(seen.instances)
-    data.max_nodes = int(np.diff(seen.first).max())
+    data.pair = torch.from_numpy(observation.pair)
+    data.batch = torch.from_numpy(observation.of)
+    data.local = torch.from_numpy(observation.local)
+    data.first = torch.from_numpy(observation.first[:-1])
+    data.current = torch.from_numpy(observation.current)
+    data.marked = torch.from_numpy(observation.marked)
+    data.offered = torch.from_numpy(observation.offered)
+    data.traversal = torch.from_numpy(observation.traversal)
+    data.instances = observation.instances
+    data.num_graphs = len(observation.instances)
+    data.max_nodes = int(np.diff(observation.first).max())
     return data

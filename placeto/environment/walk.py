@@ -58,8 +58,8 @@ class Walk:
         """
         problem, arrays = self.instance.problem, self.instance.arrays
         cost = np.bincount(self.instance.groups.group, problem.op_time.mean(axis=1), self.num_groups)
-        made = np.unique(np.stack([self.instance.groups.group[arrays.arc_src], arrays.arc_tensor]), axis=1)
-        output = np.bincount(made[0], problem.graph.output_bytes[made[1]], self.num_groups)
+        reads = np.unique(np.stack([self.instance.groups.group[arrays.arc_src], arrays.arc_tensor]), axis=1)
+        output = np.bincount(reads[0], problem.graph.output_bytes[reads[1]], self.num_groups)
         sizes = np.stack([cost, output], 1)
         return (sizes / np.maximum(sizes.max(axis=0), 1e-12)).astype(np.float32)
 
@@ -114,15 +114,15 @@ class WalkState:
         the episode.
         """
         walk, (count, groups) = self.walk, self.placement.shape
-        seen = np.zeros((count, groups, NUM_FEATURES + walk.num_devices), np.float32)
-        seen[:, :, COST : OUTPUT + 1] = walk.sizes
-        seen[:, walk.order[: self.step % groups], VISITED] = 1.0
-        seen[:, self.current, CURRENT] = 1.0
+        features = np.zeros((count, groups, NUM_FEATURES + walk.num_devices), np.float32)
+        features[:, :, COST : OUTPUT + 1] = walk.sizes
+        features[:, walk.order[: self.step % groups], VISITED] = 1.0
+        features[:, self.current, CURRENT] = 1.0
         since = self.start - self.start[:, self.current, None]
-        seen[:, :, START] = since / np.maximum(np.abs(since).max(axis=1, keepdims=True), 1e-12)
+        features[:, :, START] = since / np.maximum(np.abs(since).max(axis=1, keepdims=True), 1e-12)
         rows, columns = np.indices(self.placement.shape)
-        seen[rows, columns, NUM_FEATURES + self.placement] = 1.0
-        return seen
+        features[rows, columns, NUM_FEATURES + self.placement] = 1.0
+        return features
 
     def move(self, device: np.ndarray) -> WalkState:
         """Place the current group of each episode on a device (B,); returns the state at the next group."""

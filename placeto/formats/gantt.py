@@ -174,12 +174,12 @@ def _captions(
         if apart or not runs:
             runs.append([])
         runs[-1].append(op)
-    found, names = [], {label: captions(label, colors) for label in colors}
+    placed, names = [], {label: captions(label, colors) for label in colors}
     for run in runs:
         label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
         text = next((name for name in names[label] if len(name) * letter <= end - begin), None)
         if text is not None:
             red, green, blue, _ = colors[label]
             ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
-            found.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
-    return found
+            placed.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
+    return placed

@@ -73,8 +73,8 @@ def captions(label: str, labels: Iterable[str]) -> list[str]:
     ['encoder.layers.0']
     """
     ends = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
-    others = [f".{other}" for other in set(labels) - {label}]
-    return [end for end in ends if not end.isdigit() and not any(other.endswith(f".{end}") for other in others)]
+    others = [f".{another}" for another in set(labels) - {label}]
+    return [end for end in ends if not end.isdigit() and not any(another.endswith(f".{end}") for another in others)]
 
 
 def _neighbours(labels: list[str]) -> list[str]:

@@ -157,8 +157,8 @@ class PlacementFile:
 
     def _differences(self, graph: ComputationGraph) -> str:
         """Return a clause that says how the file's graph differs from `graph`, as far as the names of ops show it."""
-        if other := next((op for op in self.placement if op not in graph.index), None):
-            return f"that one has an op {quote(other)}, which isn't in this one"
+        if unknown_op := next((op for op in self.placement if op not in graph.index), None):
+            return f"that one has an op {quote(unknown_op)}, which isn't in this one"
         if new := next((op for op in graph.op_names if op not in self.placement), None):
             return f"this one has an op {quote(new)}, which isn't in that one"
         return "both have the same ops, so that sizes differ, such as the batch, or the precision or the optimizer"

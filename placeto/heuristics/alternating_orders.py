@@ -46,16 +46,16 @@ def turns(chunks: Chunks, split: bool) -> tuple[np.ndarray, np.ndarray, np.ndarr
     forward, backward, deferred = (np.zeros(len(chunks.device)) for _ in range(3))
     stages = max(len(np.unique(chunks.device[chunks.micro_batch == batch])) for batch in np.unique(chunks.micro_batch))
     for device in np.unique(chunks.device):
-        own = np.flatnonzero(chunks.device == device)
-        depth = chunks.depth[own]
-        batches, batch = np.unique(chunks.micro_batch[own], return_inverse=True)
-        each = -(-len(own) // len(batches))
+        local = np.flatnonzero(chunks.device == device)
+        depth = chunks.depth[local]
+        batches, batch = np.unique(chunks.micro_batch[local], return_inverse=True)
+        per_batch = -(-len(local) // len(batches))
         in_round = -(-len(batches) // max(1, len(batches) // stages))
         later = max(0, stages - 1 - int(depth.min()))
-        first = min((each - 1) * in_round + later * (2 if each > 1 and not split else 1), len(own) - 1)
-        forward[own[np.lexsort((batch, depth, batch // in_round))]] = np.arange(len(own))
-        backward[own[np.lexsort((batch, -depth, batch // in_round))]] = np.arange(len(own)) + first + 0.5
-        deferred[own] = backward[own] + (stages - 1 - later + 0.25 if split else 0.0)
+        first = min((per_batch - 1) * in_round + later * (2 if per_batch > 1 and not split else 1), len(local) - 1)
+        forward[local[np.lexsort((batch, depth, batch // in_round))]] = np.arange(len(local))
+        backward[local[np.lexsort((batch, -depth, batch // in_round))]] = np.arange(len(local)) + first + 0.5
+        deferred[local] = backward[local] + (stages - 1 - later + 0.25 if split else 0.0)
     return forward, backward, deferred
 
 
@@ -109,17 +109,17 @@ def _merged(ptr: np.ndarray, child: np.ndarray, listed: np.ndarray, starts: np.n
         missing[reader] += 1
     ready = [rank[op] for op in range(ops) if missing[op] == 0]
     heapq.heapify(ready)
-    order, count, at = np.empty(ops, np.int64), 0, starts[:-1].copy()
+    order, count, cursor = np.empty(ops, np.int64), 0, starts[:-1].copy()
     while count < ops:
         before = count
-        for device in range(len(at)):
-            while at[device] < starts[device + 1]:
-                op = listed[at[device]]
+        for device in range(len(cursor)):
+            while cursor[device] < starts[device + 1]:
+                op = listed[cursor[device]]
                 if not done[op]:
                     if missing[op] > 0:
                         break
                     count = _run(op, ptr, child, rank, missing, ready, done, order, count)
-                at[device] += 1
+                cursor[device] += 1
         if count == before:
             op = by_rank[heapq.heappop(ready)]
             if not done[op]:

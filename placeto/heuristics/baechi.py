@@ -143,13 +143,13 @@ def favourite_children(
     """
     pairs, transfer = _pairs(problem)
     floats, follow = floating_ops(problem, follow)
-    apart = np.flatnonzero((follow[pairs[0]] != follow[pairs[1]]) & ~floats[pairs[0]])  # (A,)
+    separable = np.flatnonzero((follow[pairs[0]] != follow[pairs[1]]) & ~floats[pairs[0]])  # (A,)
     chosen = None
-    if len(apart) > 0 and max(problem.num_ops, pairs.shape[1] / _LP_PAIRS) <= most_ops:
-        solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, apart, seconds)
-        chosen = None if solution is None else apart[solution < 0.5 - _EPSILON]
+    if len(separable) > 0 and max(problem.num_ops, pairs.shape[1] / _LP_PAIRS) <= most_ops:
+        solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, separable, seconds)
+        chosen = None if solution is None else separable[solution < 0.5 - _EPSILON]
     if chosen is None:
-        chosen = _by_priority(problem, pairs, transfer, apart)
+        chosen = _by_priority(problem, pairs, transfer, separable)
     child, patience = np.full(problem.num_ops, -1), np.zeros(problem.num_ops)
     child[pairs[0, chosen]], patience[pairs[0, chosen]] = pairs[1, chosen], transfer[chosen]
     return Favourites(child, patience)
@@ -168,7 +168,7 @@ def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _relaxation(
-    time: np.ndarray, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray, seconds: float | None
+    time: np.ndarray, pairs: np.ndarray, transfer: np.ndarray, separable: np.ndarray, seconds: float | None
 ) -> np.ndarray | None:
     """Solve the linear program: (A,) the x of each pair; None if no optimum was found within the limits.
 
@@ -179,18 +179,18 @@ def _relaxation(
         time: (N,) us, mean over devices.
         pairs: (2, P) producer and consumer.
         transfer: (P,) us.
-        apart: (A,) numbers of the pairs that may be apart; in all others the transfer takes no time.
+        separable: (A,) numbers of the pairs that may be apart; in all others the transfer takes no time.
         seconds: time limit of the solver; None = no limit.
     """
-    num_ops, num_pairs, num_apart = len(time), pairs.shape[1], len(apart)
+    num_ops, num_pairs, num_apart = len(time), pairs.shape[1], len(separable)
     ops, edges, x = np.arange(num_ops), np.arange(num_pairs), num_ops + np.arange(num_apart)
     end = np.full(num_ops, num_ops + num_apart)
-    rows = [edges, edges, apart, num_pairs + ops, num_pairs + ops]
+    rows = [edges, edges, separable, num_pairs + ops, num_pairs + ops]
     columns = [pairs[0], pairs[1], x, ops, end]
-    values = [np.ones(num_pairs), -np.ones(num_pairs), transfer[apart], np.ones(num_ops), -np.ones(num_ops)]
+    values = [np.ones(num_pairs), -np.ones(num_pairs), transfer[separable], np.ones(num_ops), -np.ones(num_ops)]
     limits = [-time[pairs[0]], -time]
     num_rows = num_pairs + num_ops
-    for side in pairs[:, apart]:
+    for side in pairs[:, separable]:
         _, which, degree = np.unique(side, return_inverse=True, return_counts=True)
         rows.append(num_rows + which)
         columns.append(x)
@@ -212,10 +212,12 @@ def _relaxation(
     return solution.x[x] if solution.status == 0 else None
 
 
-def _by_priority(problem: PlacementProblem, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray) -> np.ndarray:
+def _by_priority(
+    problem: PlacementProblem, pairs: np.ndarray, transfer: np.ndarray, separable: np.ndarray
+) -> np.ndarray:
     """Choose pairs without a common parent or child greedily, by transfer + upward rank; returns their numbers."""
-    priority = transfer[apart] + upward_rank(problem)[pairs[1, apart]]
-    order = apart[np.argsort(-priority, kind="stable")]
+    priority = transfer[separable] + upward_rank(problem)[pairs[1, separable]]
+    order = separable[np.argsort(-priority, kind="stable")]
     parents, children, chosen = set[int](), set[int](), []
     for pair, parent, child in zip(order.tolist(), *pairs[:, order].tolist(), strict=True):
         if parent not in parents and child not in children:

@@ -73,32 +73,32 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     of_device, of_batch = np.divmod(names[begun] // (int(owner.max()) + 1), count)
     visits = np.unique(of_device * count + of_batch)  # pairs of a device and a micro-batch that runs there
     visited = np.bincount(visits // count, minlength=devices)
-    each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
-    most = int(np.bincount(visits % count).max())  # P
+    chunks_each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
+    width = int(np.bincount(visits % count).max())  # P
     within = problem.under("priority").priority if defer else np.arange(len(place))  # a class and a micro-batch
     low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
     ops, relays = len(place), len(on) - len(place)
     begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
     rules = [(np.where(forward, -depth, 0), micro_batch)]
-    if each.max() > 1:
-        rules.append((np.where(forward, micro_batch // most, 0), np.where(forward, depth, 0)))
-    for bound in dict.fromkeys(min(bound, count) for bound in ((most, most + 1, 2 * most) if defer else (most,))):
+    if chunks_each.max() > 1:
+        rules.append((np.where(forward, micro_batch // width, 0), np.where(forward, depth, 0)))
+    for bound in dict.fromkeys(min(bound, count) for bound in ((width, width + 1, 2 * width) if defer else (width,))):
         for rule in rules:
             rank = np.append(
                 relays + np.argsort(np.lexsort((within, micro_batch, *reversed(rule), kind))), np.arange(relays)
             )
-            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
+            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * chunks_each))
             order = order[order < len(place)]
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
     if not defer:
         return
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
-    found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
-    at, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)
+    chunks = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
+    number_of_chunk, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)
     turn = np.full(ops, np.nan)
-    for of, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(found, split), strict=True):
-        mine = belongs & (kind == of)
-        turn[mine] = pass_turns[at[mine]]
+    for op_class, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(chunks, split), strict=True):
+        mine = belongs & (kind == op_class)
+        turn[mine] = pass_turns[number_of_chunk[mine]]
     order = in_turns(graph.topological_order, flat.out_ptr, flat.out_child, place, turn, devices)
     yield order_of_lists(graph, [order[place[order] == device] for device in range(devices)])
 
@@ -185,50 +185,50 @@ def _list_schedule(
         bound: (D,) how many chunks a device holds at most. If all devices wait for each other, one more chunk begins.
     """
     devices, ops = len(bound), len(place)
-    missing, arrival, left = flat.num_inputs.copy(), np.zeros(ops), np.zeros(ops, np.int64)
+    missing, arrival, ops_left = flat.num_inputs.copy(), np.zeros(ops), np.zeros(ops, np.int64)
     ready, waiting = np.empty((devices, ops), np.int64), np.zeros(devices, np.int64)
     busy, changed = np.zeros(devices, np.bool_), np.ones(devices, np.bool_)
-    begun, held = np.zeros(ops, np.bool_), np.zeros(devices, np.int64)
+    begun, live = np.zeros(ops, np.bool_), np.zeros(devices, np.int64)
     for op in range(ops):
         if chunk[op] >= 0:
-            left[chunk[op]] += 1
+            ops_left[chunk[op]] += 1
     events = [(0.0, _ARRIVES, op) for op in range(ops) if missing[op] == 0]
     order, started, now, stuck = np.empty(ops, np.int64), 0, 0.0, False
     while started < ops:
         while len(events) > 0 and events[0][0] == now:
-            _, what, op = heapq.heappop(events)
+            _, event, op = heapq.heappop(events)
             device = place[op]
             changed[device] = True
-            if what == _ARRIVES:
+            if event == _ARRIVES:
                 ready[device, waiting[device]] = op
                 waiting[device] += 1
-            elif what == _ENDS and flat.overhead_us[device] > 0.0 and flat.op_time[op * devices + device] > 0.0:
+            elif event == _ENDS and flat.overhead_us[device] > 0.0 and flat.op_time[op * devices + device] > 0.0:
                 heapq.heappush(events, (now + flat.overhead_us[device], _IDLE, op))
             else:
                 busy[device] = False
-            if what == _ENDS and chunk[op] >= 0:
-                left[chunk[op]] -= 1
-                if left[chunk[op]] == 0 and begun[chunk[op]]:
-                    held[device] -= 1
-            if what == _ENDS:
+            if event == _ENDS and chunk[op] >= 0:
+                ops_left[chunk[op]] -= 1
+                if ops_left[chunk[op]] == 0 and begun[chunk[op]]:
+                    live[device] -= 1
+            if event == _ENDS:
                 _send(flat, place, op, now, arrival, missing, events)
         for device in range(devices):
             if busy[device] or not (changed[device] or stuck):
                 continue
             changed[device] = False
-            at, least = -1, ops
+            chosen, least = -1, ops
             for i in range(waiting[device]):
                 op = ready[device, i]
-                if rank[op] < least and (not begins[op] or begun[chunk[op]] or held[device] < bound[device] or stuck):
-                    at, least = i, rank[op]
-            if at < 0:
+                if rank[op] < least and (not begins[op] or begun[chunk[op]] or live[device] < bound[device] or stuck):
+                    chosen, least = i, rank[op]
+            if chosen < 0:
                 continue
-            op = ready[device, at]
+            op = ready[device, chosen]
             waiting[device] -= 1
-            ready[device, at] = ready[device, waiting[device]]
+            ready[device, chosen] = ready[device, waiting[device]]
             if begins[op] and not begun[chunk[op]]:
                 begun[chunk[op]] = True
-                held[device] += 1
+                live[device] += 1
             busy[device], stuck = True, False
             heapq.heappush(events, (now + flat.op_time[op * devices + device], _ENDS, op))
             order[started] = op
@@ -252,11 +252,11 @@ def _send(
     """Note when an op's tensors arrive at its readers; add an event for each reader that then has all its inputs."""
     device, devices = place[op], len(flat.overhead_us)
     for k in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
-        reader, there = flat.out_child[k], now
+        reader, arrives = flat.out_child[k], now
         if place[reader] != device:
             pair = device * devices + place[reader]
-            there += flat.latency_us[pair] + flat.tensor_bytes[flat.out_tensor[k]] / flat.bandwidth[pair]
-        arrival[reader] = max(arrival[reader], there)
+            arrives += flat.latency_us[pair] + flat.tensor_bytes[flat.out_tensor[k]] / flat.bandwidth[pair]
+        arrival[reader] = max(arrival[reader], arrives)
         missing[reader] -= 1
         if missing[reader] == 0:
             heapq.heappush(events, (arrival[reader], _ARRIVES, reader))

@@ -52,8 +52,8 @@ class Ready(NamedTuple):
     parked: np.ndarray  # (N,) bool, whether some device ever had no room for the op
     device_free: np.ndarray  # (D,) us, when each device is free
     bindings: np.ndarray  # (1,) number of ops so far whose placing bound groups
-    found: np.ndarray  # (K+1,) argument of `need_of`
-    met: np.ndarray  # (K+1,) argument of `need_of`
+    to_bind: np.ndarray  # (K+1,) argument of `need_of`
+    last_call: np.ndarray  # (K+1,) argument of `need_of`
     heaps: Heaps  # all nodes
     later: np.ndarray  # (2D,) roots of heaps by arrival
     due: np.ndarray  # (2D,) roots of heaps by place
@@ -75,7 +75,7 @@ def earliest_start_of_many(
     home, follow = booked.home, order.follow
     # transfers up to the last time that groups were bound: new estimates are made from these
     sent, links = booked.delivered.copy(), booked.link_free.copy()
-    then = Booked(booked.finish, booked.placed, home, booked.used, sent, links)
+    at_binding = Booked(booked.finish, booked.placed, home, booked.used, sent, links)
     ready = _none_ready(flat, order, bool((favourites.child >= 0).any()))
     device_free, bindings = ready.device_free, ready.bindings
     starts, sequence = np.zeros(n), np.empty(n, np.int64)
@@ -99,44 +99,44 @@ def earliest_start_of_many(
             best_at, best_is_guest, best, best_start = n, False, -1, np.inf
             for full in range(2):
                 for device in range(d):
-                    start, at, is_guest = _first_choice(
+                    start, position, is_guest = _first_choice(
                         flat, order, booked, ready, device, full, guest[device], waits_until[device], best_start
                     )
-                    better = at >= 0 and start < best_start
-                    if at >= 0 and start == best_start:
+                    better = position >= 0 and start < best_start
+                    if position >= 0 and start == best_start:
                         if is_guest != best_is_guest:
                             better = is_guest
-                        elif at != best_at:
-                            better = at < best_at
+                        elif position != best_at:
+                            better = position < best_at
                         else:
-                            same = ready.op_of[at]
+                            same = ready.op_of[position]
                             better = flat.op_time[same * d + device] < flat.op_time[same * d + best]
                     if better:
-                        best, best_start, best_at, best_is_guest = device, start, at, is_guest
+                        best, best_start, best_at, best_is_guest = device, start, position, is_guest
                 if best >= 0:
                     break
             op = ready.op_of[best_at]
             if ready.bounds[op] > 0 and ready.estimated[op] != bindings[0]:
-                _estimate(flat, order, then, ready, op)
+                _estimate(flat, order, at_binding, ready, op)
                 op = -1
         _leave(ready, op)
         joins = home[follow[op]] < 0
-        if bind(order, booked, op, best, bound, ready.met) > 0:
+        if bind(order, booked, op, best, bound, ready.last_call) > 0:
             bindings[0] += 1
-            _replay(flat, order, then, ready, sequence[replayed:step])
+            _replay(flat, order, at_binding, ready, sequence[replayed:step])
             replayed = step
             k = -1 if joins else 0
             while k < 0 or bound[k] >= 0:
                 group = follow[op] if k < 0 else bound[k]
                 k += 1
-                for other in members[member_ptr[group] : member_ptr[group + 1]]:
-                    if ready.seat[other] >= 0 and ready.parked[other]:
-                        _enter(ready, other, best)
-                    if order.floats[other]:
-                        for child in flat.out_child[flat.out_ptr[other] : flat.out_ptr[other + 1]]:
+                for member in members[member_ptr[group] : member_ptr[group + 1]]:
+                    if ready.seat[member] >= 0 and ready.parked[member]:
+                        _enter(ready, member, best)
+                    if order.floats[member]:
+                        for child in flat.out_child[flat.out_ptr[member] : flat.out_ptr[member + 1]]:
                             if ready.seat[child] >= 0 and follow[child] != group and told[child] != group:
                                 told[child] = group
-                                _tell(flat, order, then, ready, child)
+                                _tell(flat, order, at_binding, ready, child)
         arrival_of(flat, order, booked, op, best, True)
         sequence[step] = op
         busy = flat.op_time[op * d + best]
@@ -164,7 +164,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     most += order.floats[order.edge_src].sum() * d + flat.broadcast[0] * len(order.edge_src) * d
     if waits:
         most, queues = 2 * most, 2 * d
-    made = Ready(
+    ready = Ready(
         op_of=by_rank,
         place=place,
         ops=np.empty(n, np.int64),
@@ -178,23 +178,23 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
         parked=np.zeros(n, np.bool_),
         device_free=np.zeros(d),
         bindings=np.zeros(1, np.int64),
-        found=np.empty(len(order.demand) + 1, np.int64),
-        met=np.zeros(len(order.demand) + 1, np.int64),
+        to_bind=np.empty(len(order.demand) + 1, np.int64),
+        last_call=np.zeros(len(order.demand) + 1, np.int64),
         heaps=new_heaps(most),
         later=np.full(2 * d, -1),
         due=np.full(2 * d, -1),
         far=np.full(queues, -1),
         near=np.full(queues, -1),
     )
-    return reference(made)
+    return reference(ready)
 
 
 @compiled(inner=True)
 def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """Add an op that has become ready."""
-    ready.need[op] = need_of(order, booked.home, op, ready.found, ready.met)
+    ready.need[op] = need_of(order, booked.home, op, ready.to_bind, ready.last_call)
     ready.bounds[op] = 0
-    while ready.found[ready.bounds[op]] >= 0:
+    while ready.to_bind[ready.bounds[op]] >= 0:
         ready.bounds[op] += 1
     _estimate(flat, order, booked, ready, op)
     ready.seat[op], ready.ops[ready.number[0]] = ready.number[0], op
@@ -238,18 +238,18 @@ def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op
 
 
 @compiled(inner=True)
-def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int) -> None:
+def _tell(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, op: int) -> None:
     """Note that the group of an input that floats is bound; if it is the last one, make the op's last estimate."""
     ready.bounds[op] -= 1
     if ready.bounds[op] == 0:
-        _estimate(flat, order, then, ready, op)
+        _estimate(flat, order, at_binding, ready, op)
     if ready.parked[op]:  # it needs less memory now
-        _enter_all(order, then, ready, op)
+        _enter_all(order, at_binding, ready, op)
 
 
 @compiled(inner=True)
-def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: np.ndarray) -> None:
-    """Add the transfers for `ops` to `then`, in the order in which the ops were placed.
+def _replay(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, ops: np.ndarray) -> None:
+    """Add the transfers for `ops` to `at_binding`, in the order in which the ops were placed.
 
     With broadcasts a tensor may thus arrive sooner at other ops than was estimated; these are estimated again.
     """
@@ -261,14 +261,14 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
         sent = np.empty(count, np.int64)
     count = 0
     for op in ops:
-        device = then.home[order.follow[op]]
+        device = at_binding.home[order.follow[op]]
         if flat.broadcast[0] == 1:
             for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
-                away = then.home[order.follow[order.edge_src[edge]]] != device
-                if away and then.delivered[order.edge_tensor[edge], device] < 0.0:
+                away = at_binding.home[order.follow[order.edge_src[edge]]] != device
+                if away and at_binding.delivered[order.edge_tensor[edge], device] < 0.0:
                     sent[count] = order.edge_tensor[edge]
                     count += 1
-        arrival_of(flat, order, then, op, device, True)
+        arrival_of(flat, order, at_binding, op, device, True)
     last = -1
     for k in np.argsort(sent[:count], kind="mergesort"):
         tensor = sent[k]
@@ -277,8 +277,8 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
         last = tensor
         for child in flat.tensor_child[flat.tensor_ptr[tensor] : flat.tensor_ptr[tensor + 1]]:
             if ready.seat[child] >= 0 and ready.bounds[child] > 0:
-                _estimate(flat, order, then, ready, child)
-                _enter_all(order, then, ready, child)
+                _estimate(flat, order, at_binding, ready, child)
+                _enter_all(order, at_binding, ready, child)
 
 
 @compiled(inner=True)
@@ -289,7 +289,7 @@ def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int
         return 0
     if home == device or full == 1 or booked.used[device] + ready.need[op] <= flat.memory[device]:
         return 1
-    ready.need[op] = need_of(order, booked.home, op, ready.found, ready.met)
+    ready.need[op] = need_of(order, booked.home, op, ready.to_bind, ready.last_call)
     return 1 if booked.used[device] + ready.need[op] <= flat.memory[device] else 2
 
 
@@ -345,21 +345,21 @@ def _first_choice(
     """
     free, follow, home = ready.device_free[device], order.follow, booked.home
     if child < 0 or booked.placed[child]:
-        start, at = _top(flat, order, booked, ready, device, full, False)
-        return start, at, False
+        start, position = _top(flat, order, booked, ready, device, full, False)
+        return start, position, False
     own_start, own_at = np.inf, -1
     if _may(flat, order, booked, ready, child, device, full) == 1:
         own_start, own_at = max(ready.arrival[child, device], free), ready.place[child]
     room = booked.used[device] + order.demand[follow[child]] <= flat.memory[device]
     waits = free < until and (home[follow[child]] == device or (home[follow[child]] < 0 and room))
-    start, at = _top(flat, order, booked, ready, device, full, waits)
-    if waits and at >= 0 and start >= until:
-        start, at = np.inf, -1
+    start, position = _top(flat, order, booked, ready, device, full, waits)
+    if waits and position >= 0 and start >= until:
+        start, position = np.inf, -1
         if until <= min(best_start, own_start):
-            start, at = _after_waiting(flat, order, booked, ready, device, full, child, until)
+            start, position = _after_waiting(flat, order, booked, ready, device, full, child, until)
     if own_at >= 0 and own_start <= start:
         return own_start, own_at, True
-    return start, at, False
+    return start, position, False
 
 
 @compiled(inner=True)

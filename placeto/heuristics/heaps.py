@@ -56,9 +56,9 @@ def without_first(heaps: Heaps, root: int) -> int:
     """Take the root, the node with the least key, out of a heap that isn't empty, and return the new root or -1."""
     node, pairs = heaps.child[root], -1
     while node >= 0:
-        other = heaps.sibling[node]
-        following = heaps.sibling[other] if other >= 0 else -1
-        node = _linked(heaps, node, other)
+        second = heaps.sibling[node]
+        following = heaps.sibling[second] if second >= 0 else -1
+        node = _linked(heaps, node, second)
         heaps.sibling[node] = pairs
         pairs, node = node, following
     first = -1
@@ -70,12 +70,12 @@ def without_first(heaps: Heaps, root: int) -> int:
 
 
 @compiled(inner=True)
-def _linked(heaps: Heaps, one: int, other: int) -> int:
+def _linked(heaps: Heaps, first: int, second: int) -> int:
     """Join two heaps, given by their roots (-1 = empty), and return the root of the joined heap."""
-    if one < 0 or other < 0:
-        return max(one, other)
+    if first < 0 or second < 0:
+        return max(first, second)
     us, at = heaps.us, heaps.at
-    if us[other] < us[one] or (us[other] == us[one] and at[other] < at[one]):
-        one, other = other, one
-    heaps.sibling[other], heaps.child[one] = heaps.child[one], other
-    return one
+    if us[second] < us[first] or (us[second] == us[first] and at[second] < at[first]):
+        first, second = second, first
+    heaps.sibling[second], heaps.child[first] = heaps.child[first], second
+    return first

@@ -87,38 +87,38 @@ def floating(
 
 
 @compiled(inner=True)
-def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.ndarray) -> float:
-    """Bytes of the groups that placing an op would bind; the groups of its inputs that float are written to `found`.
+def need_of(order: Order, home: np.ndarray, op: int, to_bind: np.ndarray, last_call: np.ndarray) -> float:
+    """Bytes of the groups that placing an op would bind; the groups of its inputs that float are written to `to_bind`.
 
-    -1 follows them in `found` (K+1,). `met` (K+1,) int64 is all 0 at first; its last entry counts the calls.
+    -1 follows them in `to_bind` (K+1,). `last_call` (K+1,) int64 is all 0 at first; its last entry counts the calls.
     """
     group = order.follow[op]
     need = order.demand[group] if home[group] < 0 else 0.0
-    met[-1] += 1
-    count, call = 0, met[-1]
+    last_call[-1] += 1  # calls have numbers, so that no call has to reset what the one before it has noted
+    count, call = 0, last_call[-1]
     for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
         parent = order.edge_src[edge]
-        other = order.follow[parent]
-        if order.floats[parent] and home[other] < 0 and other != group and met[other] != call:
-            met[other] = call
-            found[count] = other
-            need += order.demand[other]
+        input_group = order.follow[parent]
+        if order.floats[parent] and home[input_group] < 0 and input_group != group and last_call[input_group] != call:
+            last_call[input_group] = call
+            to_bind[count] = input_group
+            need += order.demand[input_group]
             count += 1
-    found[count] = -1
+    to_bind[count] = -1
     return need
 
 
 @compiled(inner=True)
-def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, met: np.ndarray) -> int:
+def bind(order: Order, booked: Booked, op: int, device: int, to_bind: np.ndarray, last_call: np.ndarray) -> int:
     """Bind an op's group, and the groups of its inputs that float, to a device; returns how many weren't bound yet."""
-    booked.used[device] += need_of(order, booked.home, op, found, met)
+    booked.used[device] += need_of(order, booked.home, op, to_bind, last_call)
     bound = 0
     if booked.home[order.follow[op]] < 0:
         booked.home[order.follow[op]] = device
         bound += 1
     k = 0
-    while found[k] >= 0:
-        booked.home[found[k]] = device
+    while to_bind[k] >= 0:
+        booked.home[to_bind[k]] = device
         bound += 1
         k += 1
     return bound
@@ -151,7 +151,7 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
         arrival = delivered[tensor, device]
         if arrival < 0.0:
             link = source * num_devices + device
-            queue = link if pair else source * num_devices + source
+            queue = link if pair else source * num_devices + source  # each sender has one queue, on the diagonal
             begin = finish[parent]
             if len(link_free) > 0:
                 begin = max(begin, link_free[queue])
@@ -160,9 +160,9 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
                 if len(link_free) > 0:
                     link_free[queue] = arrival + flat.link_gap_us[0]
                 if flat.broadcast[0] == 1:
-                    for other in range(num_devices):
-                        if delivered[tensor, other] < 0.0:
-                            delivered[tensor, other] = arrival
+                    for receiver in range(num_devices):  # one send reaches them all
+                        if delivered[tensor, receiver] < 0.0:
+                            delivered[tensor, receiver] = arrival
                 else:
                     delivered[tensor, device] = arrival
         ready = max(ready, arrival)
@@ -175,7 +175,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
     n, d = flat.op_offset[1], flat.device_offset[1]
     booked = nothing_booked(flat, order, queueing)
     home, used = booked.home, booked.used
-    found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
+    to_bind, last_call = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
     # busy intervals of each device, sorted by start, `length` of them; then the same, adjacent ones joined to `blocks`
     begin, end, length = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
     first, last, blocks = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
@@ -184,9 +184,9 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
         if order.floats[op]:
             continue
         group = order.follow[op]
-        need = need_of(order, home, op, found, met)
+        need = need_of(order, home, op, to_bind, last_call)
         best, best_start, best_finish = -1, 0.0, np.inf
-        for full in range(2):
+        for full in range(2):  # devices that have room, and if none has, all
             for device in range(d):
                 if home[group] >= 0 and device != home[group]:
                     continue
@@ -197,13 +197,13 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
                 if busy > 0.0:
                     busy += flat.overhead_us[device]
                     start = _first_gap(first[device], last[device], blocks[device], ready, busy)
-                else:
+                else:  # an op without time fits between two adjacent intervals, too, which a block doesn't show
                     start = _first_gap(begin[device], end[device], length[device], ready, busy)
                 if start + busy < best_finish:
                     best, best_start, best_finish = device, start, start + busy
             if best >= 0:
                 break
-        bind(order, booked, op, best, found, met)
+        bind(order, booked, op, best, to_bind, last_call)
         arrival_of(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
         booked.finish[op], starts[op] = best_start + busy, best_start
@@ -235,7 +235,7 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
                 queue[tail] = child
                 tail += 1
     ranks = rank[queue]
-    return queue[np.argsort(-ranks, kind="mergesort")]
+    return queue[np.argsort(-ranks, kind="mergesort")]  # stable: equal ranks stay in topological order
 
 
 @compiled(inner=True)
@@ -302,7 +302,7 @@ def earliest_start(
     starts = np.zeros(n)
     booked = nothing_booked(flat, order, queueing)
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow
-    found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
+    to_bind, last_call = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
     favoured = np.zeros(n, np.bool_)  # favourite children: with equal starts a device that waits for them prefers them
@@ -313,25 +313,26 @@ def earliest_start(
     count, looks = 0, 0
     for op in range(n):
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
-            if order.floats[order.edge_src[edge]]:
+            if order.floats[order.edge_src[edge]]:  # it is on every device already
                 missing[op] -= 1
     for op in range(n):
         if missing[op] == 0 and not order.floats[op]:
             ready[count] = op
             count += 1
-            need[op] = need_of(order, home, op, found, met)
-            awaited[op] = found[0] >= 0
+            need[op] = need_of(order, home, op, to_bind, last_call)
+            awaited[op] = to_bind[0] >= 0
     for _ in range(n - order.floats.sum()):
         looks += count
         if looks + count * (count - 1) // 2 > most_looks:  # each step makes at most one fewer ready
             return starts[:0].astype(np.int64), starts[:0]
         chosen, best, best_start, best_rank = -1, -1, np.inf, np.inf
         least = device_free.min()
-        for full in range(2):
+        for full in range(2):  # devices that have room, and if none has, all
             for k in range(count):
                 op = ready[k]
                 group = follow[op]
                 bound = home[group]
+                # most ops are passed over by a bound, without a look at each device: starts only become later
                 soon = max(soonest[op], least) if bound < 0 else max(arrival[op, bound], device_free[bound])
                 if soon > best_start or (soon == best_start and rank[op] < best_rank and not favoured[op]):
                     continue
@@ -347,35 +348,36 @@ def earliest_start(
                     if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
                         group_home = home[follow[child]]
                         room = used[device] + order.demand[follow[child]] <= flat.memory[device]
+                        # the device waits only for a child that may still come to it
                         if not placed[child] and (group_home == device or (group_home < 0 and room)):
                             start = min(waits_until[device], arrival[op].max())
                     better = start < best_start
                     if start == best_start:
-                        other = ready[chosen]
-                        if (op == child) != (other == guest[best]):
+                        rival = ready[chosen]
+                        if (op == child) != (rival == guest[best]):
                             better = op == child
-                        elif rank[op] != rank[other]:
-                            better = rank[op] > rank[other]
-                        elif op == other:
+                        elif rank[op] != rank[rival]:
+                            better = rank[op] > rank[rival]
+                        elif op == rival:
                             better = flat.op_time[op * d + device] < flat.op_time[op * d + best]
                         else:
-                            better = op < other
+                            better = op < rival
                     if better:
                         chosen, best, best_start, best_rank = k, device, start, rank[op]
             if chosen >= 0:
                 break
         op = ready[chosen]
         count -= 1
-        ready[chosen] = ready[count]
-        if bind(order, booked, op, best, found, met) > 0:
+        ready[chosen] = ready[count]  # the order of `ready` doesn't matter, as the last tie goes by the ops' numbers
+        if bind(order, booked, op, best, to_bind, last_call) > 0:
             for k in range(count):
-                other = ready[k]
-                if awaited[other]:
+                waiting = ready[k]
+                if awaited[waiting]:
                     looks += 16 * d  # takes about as long as looking at this number of ops
-                    need[other] = need_of(order, home, other, found, met)
-                    awaited[other], soonest[other] = found[0] >= 0, 0.0
+                    need[waiting] = need_of(order, home, waiting, to_bind, last_call)
+                    awaited[waiting], soonest[waiting] = to_bind[0] >= 0, 0.0
                     for device in range(d):
-                        arrival[other, device] = arrival_of(flat, order, booked, other, device, False)
+                        arrival[waiting, device] = arrival_of(flat, order, booked, waiting, device, False)
         arrival_of(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
         placed[op] = True
@@ -390,8 +392,8 @@ def earliest_start(
             if missing[child] == 0:
                 ready[count] = child
                 count += 1
-                need[child] = need_of(order, home, child, found, met)
-                awaited[child] = found[0] >= 0
+                need[child] = need_of(order, home, child, to_bind, last_call)
+                awaited[child] = to_bind[0] >= 0
                 for device in range(d):
                     arrival[child, device] = arrival_of(flat, order, booked, child, device, False)
     return settled(flat, order, booked), starts

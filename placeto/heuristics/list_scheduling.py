@@ -58,17 +58,17 @@ def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Li
         evaluator: scores, and keeps the best.
         variants: each makes a placement from the bytes (N,) that each op occupies; see `within_memory`.
     """
-    best, own, (demand, _) = math.inf, None, demands(evaluator.problem)
+    best, best_list, (demand, _) = math.inf, None, demands(evaluator.problem)
     with ThreadPoolExecutor(threads()) as pool:
         ahead = [pool.submit(variant, demand) for variant in variants if not evaluator.exhausted]
         for variant, first in zip(variants, ahead, strict=False):
             for placement, order in within_memory(evaluator, variant, first.result):
                 score = evaluator.score_ops(placement)
                 if score < best:
-                    best, own = score, (placement, order)
+                    best, best_list = score, (placement, order)
         pool.shutdown(cancel_futures=True)  # if the budget is spent, some are left
-    if own is not None and evaluator.problem.dispatch != "fifo":
-        evaluator.score_ops(*own)
+    if best_list is not None and evaluator.problem.dispatch != "fifo":
+        evaluator.score_ops(*best_list)
 
 
 def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> Listed:
@@ -96,10 +96,10 @@ def place_by_start(
     """
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
-    given = problem.arrays, _order(problem, follow, demand), queueing, favourites
+    kernel_args = problem.arrays, _order(problem, follow, demand), queueing, favourites
     most_looks = _LOOKS * problem.num_ops if problem.num_ops >= LARGE else _NO_LIMIT
-    found = earliest_start(*given, 0 if problem.num_ops <= len(FOR_LARGE) else most_looks)
-    return _by_start(problem, *(found if len(found[0]) else earliest_start_of_many(*given)))
+    listed = earliest_start(*kernel_args, 0 if problem.num_ops <= len(FOR_LARGE) else most_looks)
+    return _by_start(problem, *(listed if len(listed[0]) else earliest_start_of_many(*kernel_args)))
 
 
 def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:

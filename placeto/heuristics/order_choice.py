@@ -42,9 +42,9 @@ def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
     best = evaluator.best
     if best is None:
         return
-    found = evaluator.best_dispatch
+    dispatch = evaluator.best_dispatch
     for order in orders:
-        if order != found and not evaluator.exhausted:
+        if order != dispatch and not evaluator.exhausted:
             evaluator.reorder(order)
             evaluator.score_ops(best)
     evaluator.reorder(evaluator.best_dispatch)

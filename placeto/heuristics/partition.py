@@ -100,16 +100,16 @@ def _partition(
         return np.full(num_groups, speeds.argmax())
     pressure = min(1.0, demand.sum() / float(problem.cluster.memory.sum()))
     load = work / max(work.sum(), 1e-9) + pressure * demand / max(demand.sum(), 1e-9)
-    both = np.concatenate([pairs, pairs[:, ::-1]])
+    directed = np.concatenate([pairs, pairs[:, ::-1]])
     weight = np.concatenate([transfer, transfer])
-    by_source = np.lexsort((both[:, 1], both[:, 0]))
+    by_source = np.lexsort((directed[:, 1], directed[:, 0]))
     chosen = np.sort(np.argsort(-speeds, kind="stable")[:num_groups])  # no more parts than groups
     with _silence():
         _, parts = pymetis.part_graph(
             len(chosen),
             pymetis.CSRAdjacency(
-                np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
-                both[by_source, 1].tolist(),
+                np.searchsorted(directed[by_source, 0], np.arange(num_groups + 1)).tolist(),
+                directed[by_source, 1].tolist(),
             ),
             vweights=_whole(load).tolist(),
             eweights=_whole(weight[by_source]).tolist(),
@@ -130,7 +130,7 @@ def _silence() -> Iterator[None]:
     """
     with _SILENCE:
         try:
-            kept = os.dup(1)
+            stdout = os.dup(1)
         except OSError:
             yield
             return
@@ -142,8 +142,8 @@ def _silence() -> Iterator[None]:
             yield
         finally:
             libc.fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 def _whole(weights: np.ndarray) -> np.ndarray:

@@ -48,10 +48,10 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     count, first = graph.num_micro_batches, in_first(graph)
     back = np.array([part in BACKWARD_PASSES for part in graph.passes])
     src, dst = graph.edge_src, graph.edge_dst
-    both = np.flatnonzero(first[src] & first[dst] & back[src] & back[dst])
+    between = np.flatnonzero(first[src] & first[dst] & back[src] & back[dst])
     needed = np.zeros(graph.num_ops, bool)
     place = np.argsort(graph.topological_order)
-    for edge in both[np.argsort(-place[src[both]], kind="stable")].tolist():
+    for edge in between[np.argsort(-place[src[between]], kind="stable")].tolist():
         source, reader = src[edge], dst[edge]
         needed[source] |= layer[reader] < layer[source] or (needed[reader] and layer[reader] == layer[source])
     kind = np.where(back, np.where(needed, INPUTS, WEIGHTS), FORWARD)
@@ -64,7 +64,7 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     sent, kept = np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64)
     tensors, size = graph.edge_tensor, graph.output_bytes
     lowest: dict[int, int] = {}  # gradient -> the first layer that reads it
-    for edge in both.tolist():
+    for edge in between.tolist():
         lowest[tensors[edge]] = min(lowest.get(tensors[edge], num_layers), int(layer[dst[edge]]))
     for tensor, reader in lowest.items():
         sent[reader : layer[graph.producer[tensor]]] += size[tensor]

@@ -264,12 +264,12 @@ def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -
         problem: the problem whose graph is cut.
         devices: the devices to use, in an order in which neighbours are near each other; None = all of the cluster.
     """
-    own = np.arange(problem.num_devices) if devices is None else np.array(devices)
-    several, found = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
+    used = np.arange(problem.num_devices) if devices is None else np.array(devices)
+    several, plans = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
     for whole in (False, True) if several else (False,):
-        grids = {stages: make_plan(problem, stages, None, whole) for stages in _grids(problem, own, whole)}
-        found += [*grids.values(), *(plan for plan in _programmed(problem, own, whole) if plan.devices not in grids)]
-    return found
+        grids = {stages: make_plan(problem, stages, None, whole) for stages in _grids(problem, used, whole)}
+        plans += [*grids.values(), *(plan for plan in _programmed(problem, used, whole) if plan.devices not in grids)]
+    return plans
 
 
 def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Stages]:
@@ -278,16 +278,16 @@ def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[
     Neighbouring devices are either the replicas of one stage, or the stages of one replica. After these come the same
     stages interleaved, with several stages on each device, if there are enough layers.
     """
-    found, num_layers = [], len(layers(problem, whole))
+    arrays, num_layers = [], len(layers(problem, whole))
     for stages in range(1, min(len(devices), num_layers) + 1):
         replicas = len(devices) // stages
         if len(devices) % stages == 0 and replicas <= problem.graph.num_micro_batches:
-            found += [devices.reshape(stages, replicas), devices.reshape(replicas, stages).T]
-    grids = [tuple(tuple(row) for row in grid.tolist()) for grid in found]
-    for each, grid in itertools.product(_INTERLEAVED, tuple(grids)):
-        if 1 < len(grid) <= num_layers // each:
-            turns = [grid if turn % 2 == 0 else grid[::-1] for turn in range(each)]
-            grids += [grid * each, tuple(itertools.chain(*turns))]
+            arrays += [devices.reshape(stages, replicas), devices.reshape(replicas, stages).T]
+    grids = [tuple(tuple(row) for row in grid.tolist()) for grid in arrays]
+    for stages_each, grid in itertools.product(_INTERLEAVED, tuple(grids)):
+        if 1 < len(grid) <= num_layers // stages_each:
+            turns = [grid if turn % 2 == 0 else grid[::-1] for turn in range(stages_each)]
+            grids += [grid * stages_each, tuple(itertools.chain(*turns))]
     return list(dict.fromkeys(grids))
 
 
@@ -316,10 +316,10 @@ def make_plan(
         whole: whether the layers keep modules whole.
     """
     speeds, work, count = device_speeds(problem), layers(problem, whole).work_us, problem.graph.num_micro_batches
-    taken = tuple(dealt(count, speeds[list(replicas)]) for replicas in devices)
+    micro_batches = tuple(dealt(count, speeds[list(replicas)]) for replicas in devices)
     if borders is None:
         borders = _balanced(work, np.array([speeds[list(replicas)].sum() for replicas in devices]))
-    return Plan(devices, tuple(borders), taken, len(work), whole)
+    return Plan(devices, tuple(borders), micro_batches, len(work), whole)
 
 
 def _balanced(work: np.ndarray, speed: np.ndarray) -> tuple[int, ...]:
@@ -335,10 +335,10 @@ def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
     """Give stages as many layers as `room` (P,) us allows, at least one each; returns the borders, and if all fit."""
     borders, layer, stages = [], 0, len(room)
     for stage in range(stages):
-        taken, last = 0.0, len(work) - (stages - 1 - stage)
+        filled_us, last = 0.0, len(work) - (stages - 1 - stage)
         first = layer
-        while layer < last and (layer == first or taken + work[layer] <= room[stage]):
-            taken += work[layer]
+        while layer < last and (layer == first or filled_us + work[layer] <= room[stage]):
+            filled_us += work[layer]
             layer += 1
         borders.append(layer)
-    return tuple(borders[:-1]), layer == len(work) and bool(taken <= room[-1])
+    return tuple(borders[:-1]), layer == len(work) and bool(filled_us <= room[-1])

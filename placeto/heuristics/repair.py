@@ -44,8 +44,8 @@ def repair(evaluator: Evaluator) -> None:
             return
         peak = schedule.peak_memory.astype(np.float64)
         held = np.bincount(placement, weights=resident, minlength=len(memory))
-        made = np.bincount(placement, weights=outputs, minlength=len(memory))
-        share = np.clip((peak - held) / np.maximum(made, 1.0), 0.0, 1.0)
+        made_bytes = np.bincount(placement, weights=outputs, minlength=len(memory))
+        share = np.clip((peak - held) / np.maximum(made_bytes, 1.0), 0.0, 1.0)
         limit = memory * (1.0 - _CAUTION * max(0, attempt - 1))
         moved = _relieve(evaluator, placement, resident + share[placement] * outputs, peak, limit)
         if np.array_equal(moved, placement):
@@ -81,9 +81,9 @@ def _relieve(
         if over[full] == 0.0 or evaluator.exhausted:
             break
         leaving = np.flatnonzero((device == full) & (size > 0.0))
-        after = np.maximum(0.0, peak[full] - limit[full] - size[leaving])[:, None]
+        excess = np.maximum(0.0, peak[full] - limit[full] - size[leaving])[:, None]
         onto = np.maximum(0.0, peak + size[leaving, None] - limit)
-        relief = over[full] - after + over - onto  # (leaving, D) bytes of excess that the move takes away
+        relief = over[full] - excess + over - onto  # (leaving, D) bytes of excess that the move takes away
         relief[:, full] = 0.0
         if relief.max(initial=0.0) > 0.0:
             added = np.maximum(0.0, traffic[leaving, full][:, None] - traffic[leaving])
@@ -91,28 +91,28 @@ def _relieve(
             row, column = divmod(int(worth.argmax()), num_devices)
             moves = [(int(leaving[row]), column)]
         else:
-            others = np.flatnonzero(device != full)
-            gain = size[leaving][:, None] - size[others]  # (leaving, others) bytes that the full device has less
-            home = device[others]
-            after = np.maximum(0.0, peak[full] - limit[full] - gain)
-            relief = over[full] - after + over[home] - np.maximum(0.0, peak[home] + gain - limit[home])
+            swapped = np.flatnonzero(device != full)
+            gain = size[leaving][:, None] - size[swapped]  # (leaving, swapped) bytes that the full device has less
+            home = device[swapped]
+            excess = np.maximum(0.0, peak[full] - limit[full] - gain)
+            relief = over[full] - excess + over[home] - np.maximum(0.0, peak[home] + gain - limit[home])
             if relief.max(initial=0.0) <= 0.0:
                 break
-            row, column = divmod(int(relief.argmax()), len(others))
-            moves = [(int(leaving[row]), int(home[column])), (int(others[column]), full)]
-        for one, to in moves:
-            near, travels = links.of(one)
-            np.add.at(traffic[:, device[one]], near, -travels)
+            row, column = divmod(int(relief.argmax()), len(swapped))
+            moves = [(int(leaving[row]), int(home[column])), (int(swapped[column]), full)]
+        for u, to in moves:
+            near, travels = links.pairs_of(u)
+            np.add.at(traffic[:, device[u]], near, -travels)
             np.add.at(traffic[:, to], near, travels)
-            peak[device[one]] -= size[one]
-            peak[to] += size[one]
-            device[one] = to
+            peak[device[u]] -= size[u]
+            peak[to] += size[u]
+            device[u] = to
     went = device != keys % num_devices
-    for one in np.unique(links.other[went[links.unit]]).tolist():  # neighbours of moved units, which would need copies
-        to = int(traffic[one].argmax())
-        if not went[one] and traffic[one, to] > traffic[one, device[one]] and peak[to] + size[one] <= limit[to]:
-            peak[to] += size[one]
-            device[one] = to
+    for u in np.unique(links.other[went[links.unit]]).tolist():  # neighbours of moved units, which would need copies
+        to = int(traffic[u].argmax())
+        if not went[u] and traffic[u, to] > traffic[u, device[u]] and peak[to] + size[u] <= limit[to]:
+            peak[to] += size[u]
+            device[u] = to
     return device[unit]
 
 
@@ -124,10 +124,10 @@ class _Links(NamedTuple):
     other: np.ndarray  # (A,) second unit of each pair
     travel: np.ndarray  # (A,) us, transfer time of the edge's tensor
 
-    def of(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
+    def pairs_of(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the units that exchange tensors with a unit, one for each pair, and their transfer times in us."""
-        own = slice(self.ptr[unit], self.ptr[unit + 1])
-        return self.other[own], self.travel[own]
+        pairs = slice(self.ptr[unit], self.ptr[unit + 1])
+        return self.other[pairs], self.travel[pairs]
 
 
 def _links(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, num_units: int) -> _Links:
@@ -141,11 +141,11 @@ def _links(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, num_units: int)
         travel: (E,) us, transfer time of the tensor.
         num_units: U.
     """
-    apart = src != dst
-    unit, other = np.concatenate([src[apart], dst[apart]]), np.concatenate([dst[apart], src[apart]])
+    crosses = src != dst
+    unit, other = np.concatenate([src[crosses], dst[crosses]]), np.concatenate([dst[crosses], src[crosses]])
     order = np.argsort(unit, kind="stable")
     ptr = np.searchsorted(unit[order], np.arange(num_units + 1))
-    return _Links(ptr, unit[order], other[order], np.tile(travel[apart], 2)[order])
+    return _Links(ptr, unit[order], other[order], np.tile(travel[crosses], 2)[order])
 
 
 def _traffic(links: _Links, device: np.ndarray, num_devices: int) -> np.ndarray:

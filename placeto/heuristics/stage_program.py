@@ -58,30 +58,30 @@ def stage_programs(
     for d in range(1, min(replicas, num_devices) + 1):
         least[d] = stage_us(0, d)[0]
     chosen: list[np.ndarray] = []
-    found = []
+    programs = []
     for stages in range(2, min(num_devices, num_layers, MOST_STAGES) + 1):
-        before, least = least, np.full_like(least, np.inf)
+        least_before, least = least, np.full_like(least, np.inf)
         choice = np.zeros((num_devices + 1, num_layers + 1, 2), np.int64)  # devices and layers before the last stage
         for d in range(stages, num_devices + 1):
             for first in range(max(stages - 1, d - replicas), d):
                 sent = np.append(np.inf, np.append(crossing, np.inf)) / bandwidth[first - 1, first]
-                slowest = np.maximum(np.maximum(before[first], sent)[:, None], stage_us(first, d))
-                at = slowest.argmin(axis=0)
-                time = np.take_along_axis(slowest, at[None], 0)[0]
+                slowest = np.maximum(np.maximum(least_before[first], sent)[:, None], stage_us(first, d))
+                layers_before = slowest.argmin(axis=0)
+                time = np.take_along_axis(slowest, layers_before[None], 0)[0]
                 better = time < least[d]
                 least[d][better] = time[better]
-                choice[d][better] = np.stack([np.full(len(at), first), at], 1)[better]
+                choice[d][better] = np.stack([np.full(len(layers_before), first), layers_before], 1)[better]
         chosen.append(choice)
         if np.isfinite(least[num_devices, num_layers]):
-            found.append(_traced(chosen, num_devices, num_layers))
-    return found
+            programs.append(_traced(chosen, num_devices, num_layers))
+    return programs
 
 
 def _traced(chosen: list[np.ndarray], d: int, layer: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     devices, borders = [], []
     for choice in reversed(chosen):
-        first, before = choice[d, layer].tolist()
+        first, layers_before = choice[d, layer].tolist()
         devices.append(tuple(range(first, d)))
-        borders.append(before)
-        d, layer = first, before
+        borders.append(layers_before)
+        d, layer = first, layers_before
     return (tuple(range(d)), *reversed(devices)), tuple(reversed(borders))

@@ -64,16 +64,16 @@ def _forward(
     The output has the given strides.
     """
     if _takes_flash(query, key, is_causal, attn_mask):
-        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        results = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
     else:
         mask = _aligned(attn_mask, query, key)
-        made = aten._scaled_dot_product_efficient_attention(
+        results = aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, True, dropout_p, is_causal, scale=scale
         )
-    output = made[0]
+    output = results[0]
     if output.stride() != strides:
         output = torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
-    return output, made[1][..., : query.shape[-2]]
+    return output, results[1][..., : query.shape[-2]]
 
 
 def _backward(
@@ -97,7 +97,7 @@ def _backward(
     seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention lacks
     if _takes_flash(query, key, is_causal, attn_mask):
         lengths = None, None, query.shape[-2], key.shape[-2]
-        made = aten._scaled_dot_product_flash_attention_backward(
+        gradients = aten._scaled_dot_product_flash_attention_backward(
             gradient,
             query,
             key,
@@ -111,14 +111,14 @@ def _backward(
             seed,
             scale=scale,
         )
-        return made[0], made[1], made[2]
+        return gradients[0], gradients[1], gradients[2]
     output = output.transpose(1, 2).contiguous().transpose(1, 2)
     rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf")).contiguous()
     mask, wanted = _aligned(attn_mask, query, key), [True, True, True, False]
-    made = aten._scaled_dot_product_efficient_attention_backward(
+    gradients = aten._scaled_dot_product_efficient_attention_backward(
         gradient, query, key, value, mask, output, rows, seed, seed, dropout_p, wanted, is_causal, scale=scale
     )
-    return made[0], made[1], made[2]
+    return gradients[0], gradients[1], gradients[2]
 
 
 def _takes_flash(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None) -> bool:

@@ -33,10 +33,10 @@ class State:
         self.updates = list(updates)
         self.places = {node: place for place, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         self._norms = training_norms(self.nodes)
-        statistics = dict.fromkeys(one for node in self._norms for one in node.args[_RUNNING])
-        self._changed = [self.places[one] for one in statistics if isinstance(one, Node) and one in self.places]
+        statistics = dict.fromkeys(arg for node in self._norms for arg in node.args[_RUNNING])
+        self._changed = [self.places[arg] for arg in statistics if isinstance(arg, Node) and arg in self.places]
         self._by_place = {
-            place: {node for node in self._norms if any(self.places.get(one) == place for one in node.args[_RUNNING])}
+            place: {node for node in self._norms if any(self.places.get(arg) == place for arg in node.args[_RUNNING])}
             for place in self._changed
         }
 
@@ -46,11 +46,11 @@ class State:
         if not changed:
             return None
         spans = {place: _span(leaves[place]) for node, place in self.places.items() if node.users}
-        for one in sorted(changed):
-            device, first, end = spans[one]
-            for other, (its_device, its_first, its_end) in spans.items():
-                if other != one and its_device == device and first < its_end and its_first < end:
-                    return one, other
+        for changed_place in sorted(changed):
+            device, first, end = spans[changed_place]
+            for other_place, (its_device, its_first, its_end) in spans.items():
+                if other_place != changed_place and its_device == device and first < its_end and its_first < end:
+                    return changed_place, other_place
         return None
 
     def save(self, leaves: Sequence[Any]) -> list[Tensor]:
@@ -69,13 +69,13 @@ class State:
             copies: for each device its own leaves.
             calls: for each device the calls that it makes.
         """
-        given = [list(own) for own in copies]
+        separate = [list(local) for local in copies]
         for place in self._changed:
             norms = self._by_place[place]
-            changing = [own for own, made in zip(given, calls, strict=True) if not norms.isdisjoint(made)]
-            for own in changing if len(changing) > 1 else ():
-                own[place] = own[place].clone() if own[place] is leaves[place] else own[place]
-        return given
+            changing = [local for local, run in zip(separate, calls, strict=True) if not norms.isdisjoint(run)]
+            for local in changing if len(changing) > 1 else ():
+                local[place] = local[place].clone() if local[place] is leaves[place] else local[place]
+        return separate
 
     def gather(
         self, leaves: Sequence[Any], before: Sequence[Tensor], copies: Sequence[tuple[Sequence[Any], Collection[Node]]]
@@ -92,11 +92,11 @@ class State:
         """
         for place, old in zip(self._changed, before, strict=True):
             buffer = leaves[place]
-            for own, calls in copies:
+            for local, calls in copies:
                 norms = [node for node in calls if node in self._by_place[place]]
-                if norms and own[place] is not buffer:
+                if norms and local[place] is not buffer:
                     kept = math.prod(1.0 - _momentum(node) for node in norms)
-                    buffer.copy_(own[place].to(buffer.device) + kept * (buffer - old))
+                    buffer.copy_(local[place].to(buffer.device) + kept * (buffer - old))
 
     def restore(self, leaves: Sequence[Any], saved: Sequence[Tensor]) -> None:
         """Write the buffers that were saved back."""

@@ -75,12 +75,12 @@ class PlacedModule:
         self._prefix = "" if self._whole is module else "module."
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
-        own = list(self._own().items())
-        for path, tensor in own:
+        tensors = list(self._own().items())
+        for path, tensor in tensors:
             if tensor.is_meta:
                 raise RunError(f"{path} is on 'meta', where nothing can be run: build the module on the cpu")
         for place, home in self.step.homes.items():  # tensors for the CPU are there already
-            _, tensor = own[place]
+            _, tensor = tensors[place]
             tensor.data = tensor.data.to(home)
             tensor.grad = None if tensor.grad is None else tensor.grad.to(home)
 
@@ -115,46 +115,46 @@ class PlacedModule:
             how = f"{self._spec.num_leaves} values, nested in another way, or dicts with their keys in another order"
             raise RunError(f"{name} was captured with other arguments: {how}")
         for number, (leaf, expected) in enumerate(zip(leaves, self._expected, strict=True)):
-            if (found := _kind(leaf)) != expected:
-                raise RunError(f"{name} was captured with {expected} as value {number} of its arguments, not {found}")
-        own = self._own()
-        self._check(own, leaves)
-        values = [*own.values(), *leaves]
+            if (kind := _kind(leaf)) != expected:
+                raise RunError(f"{name} was captured with {expected} as value {number} of its arguments, not {kind}")
+        named = self._own()
+        self._check(named, leaves)
+        values = [*named.values(), *leaves]
         self._check_memory(values)
-        given = [value.detach() if isinstance(value, Tensor) else value for value in values]
-        outputs = self.step.run(given)
+        detached = [value.detach() if isinstance(value, Tensor) else value for value in values]
+        outputs = self.step.run(detached)
         trained = self.capture.trained
         number = 1 + len(trained) + self.capture.input_gradients if self.training else 0
-        main, kept = outputs[:number], outputs[number:]
-        same = {id(one): value for one, value in zip(given, values, strict=True) if isinstance(value, Tensor)}
-        kept = [same.get(id(tensor), tensor) for tensor in kept]
+        main, returned = outputs[:number], outputs[number:]
+        same = {id(copy): value for copy, value in zip(detached, values, strict=True) if isinstance(value, Tensor)}
+        returned = [same.get(id(tensor), tensor) for tensor in returned]
         if not self.training:
-            return self.capture.rebuild(kept, (plain(inputs), plain(targets)))
-        if kept:
-            self.capture.rebuild(kept, (plain(inputs), plain(targets)))
+            return self.capture.rebuild(returned, (plain(inputs), plain(targets)))
+        if returned:
+            self.capture.rebuild(returned, (plain(inputs), plain(targets)))
         loss, *gradients = main
-        wanted = [own[path] for path in trained]
+        wanted = [named[path] for path in trained]
         wanted += [leaf for leaf, requires_grad in zip(leaves, self._requires_grad, strict=True) if requires_grad]
         add_gradients(wanted, gradients, len(trained))
         return loss.reshape(())
 
     def _own(self) -> dict[str, Tensor]:
         """Return the module's present parameters and buffers, by path."""
-        found = (*self._whole.named_parameters(), *self._whole.named_buffers())
-        return {path.removeprefix(self._prefix): tensor for path, tensor in found}
+        named = (*self._whole.named_parameters(), *self._whole.named_buffers())
+        return {path.removeprefix(self._prefix): tensor for path, tensor in named}
 
-    def _check(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
+    def _check(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> None:
         """Refuse to run if the module's step isn't the captured one any more."""
         name, again = self.capture.graph.name, "place it again"
-        if own.keys() != self._tensors.keys():
-            path = min(own.keys() ^ self._tensors.keys())
+        if named.keys() != self._tensors.keys():
+            path = min(named.keys() ^ self._tensors.keys())
             raise RunError(f"{name} has other parameters or buffers than it was captured with, {quote(path)}: {again}")
-        for path, tensor in own.items():
+        for path, tensor in named.items():
             if _like(tensor) != self._tensors[path]:
-                found = f"{quote(path)} is {_kind(tensor)} now"
-                raise RunError(f"{name} was captured with other parameters or buffers, {found}: {again}")
+                now = f"{quote(path)} is {_kind(tensor)} now"
+                raise RunError(f"{name} was captured with other parameters or buffers, {now}: {again}")
         if self.training:
-            self._check_gradients(own, leaves)
+            self._check_gradients(named, leaves)
         if self.capture.changes is not None and (elsewhere := self.capture.changes.elsewhere()):
             how = "call it as it was captured, or place it with the precision that you want, as precision='bf16'"
             raise RunError(f"{name} {elsewhere}, where it computes something else: {how}")
@@ -163,19 +163,19 @@ class PlacedModule:
 
     def _check_memory(self, values: Sequence[Any]) -> None:
         """Refuse tensors that share memory if the step changes one of them: it would read the others unchanged."""
-        if found := self.step.shared(values):
+        if places := self.step.shared(values):
             paths = self.capture.paths
-            one, other = (
-                quote(paths[p]) if p < len(paths) else f"value {p - len(paths)} of its arguments" for p in found
+            changed, sharing = (
+                quote(paths[p]) if p < len(paths) else f"value {p - len(paths)} of its arguments" for p in places
             )
             raise RunError(
-                f"{self.capture.graph.name} changes {one} in place, and {other} shares its memory, which a placed step "
-                "doesn't follow: give one of them memory of its own, by .clone()"
+                f"{self.capture.graph.name} changes {changed} in place, and {sharing} shares its memory, which a "
+                "placed step doesn't follow: give one of them memory of its own, by .clone()"
             )
 
-    def _check_gradients(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
+    def _check_gradients(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> None:
         name, captured = self.capture.graph.name, self.capture.trained
-        trained = {path for path, tensor in own.items() if tensor.requires_grad and isinstance(tensor, nn.Parameter)}
+        trained = {path for path, tensor in named.items() if tensor.requires_grad and isinstance(tensor, nn.Parameter)}
         if changed := trained.symmetric_difference(captured):
             path = min(changed)
             how = "trainable" if path in trained else "frozen"
@@ -184,7 +184,7 @@ class PlacedModule:
             if isinstance(leaf, Tensor) and leaf.requires_grad != required:
                 how = "that requires" if required else "that doesn't require"
                 raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
-        hooked = next((path for path in captured if has_hooks(own[path])), None)
+        hooked = next((path for path in captured if has_hooks(named[path])), None)
         if hooked is not None and self.capture.step.count > 1:
             raise RunError(
                 f"{name}: parameter {quote(hooked)} has a hook, which would run once for each micro-batch: "
@@ -220,9 +220,9 @@ class PlacedModule:
                 raise RunError(f"{takes}, not {len(arguments)}")
             return {key: named[key] for key in self._named}, arguments
         if named or len(arguments) != self._count + self._targets:
-            given = f"{len(arguments)} and {len(named)} by name" if named else str(len(arguments))
+            number = f"{len(arguments)} and {len(named)} by name" if named else str(len(arguments))
             raise RunError(
-                f"{self.capture.graph.name} takes {self._count} inputs and {self._targets} targets, not {given}"
+                f"{self.capture.graph.name} takes {self._count} inputs and {self._targets} targets, not {number}"
             )
         return arguments[: self._count], arguments[self._count :]
 

@@ -37,9 +37,9 @@ def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: C
     drawn = {}
     for node in nodes:
         if node in needed and node not in home and draws(node):
-            found = users(node)
-            if len(set(found)) > 1:
-                drawn[node] = found[0]
+            devices = users(node)
+            if len(set(devices)) > 1:
+                drawn[node] = devices[0]
     return drawn
 
 
@@ -55,7 +55,7 @@ def generators(
     """
     drawing = {
         number
-        for number, made in enumerate(calls)
-        if devices[number].is_cpu and any(draws(call) and (number, call) not in received for call in made)
+        for number, calls_there in enumerate(calls)
+        if devices[number].is_cpu and any(draws(call) and (number, call) not in received for call in calls_there)
     }
     return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}

@@ -19,22 +19,26 @@ def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None],
         gradients: the gradient of each, or None.
         parameters: how many of them, the first ones, are parameters.
     """
-    pairs = [(one, made.to(one.device)) for one, made in zip(tensors, gradients, strict=True) if made is not None]
+    pairs = [
+        (tensor, gradient.to(tensor.device))
+        for tensor, gradient in zip(tensors, gradients, strict=True)
+        if gradient is not None
+    ]
     if len(tensors) > parameters or any(has_hooks(tensor) for tensor in tensors):
-        own = [gradient.reshape(one.shape) for one, gradient in pairs]
+        reshaped = [gradient.reshape(tensor.shape) for tensor, gradient in pairs]
         if pairs:
-            torch.autograd.backward([one for one, _ in pairs], own)
+            torch.autograd.backward([tensor for tensor, _ in pairs], reshaped)
         return
-    taken: set[int] = set()  # memory that is a gradient already: another gradient in it is copied
+    in_use: set[int] = set()  # memory that is a gradient already: another gradient in it is copied
     with torch.no_grad():
         for tensor, gradient in pairs:
             if tensor.grad is not None:
                 tensor.grad += gradient
                 continue
             storage = gradient.untyped_storage()
-            own_memory = storage.data_ptr() not in taken
+            own_memory = storage.data_ptr() not in in_use
             own_memory &= storage.nbytes() == gradient.numel() * gradient.element_size()
-            taken.add(storage.data_ptr())
+            in_use.add(storage.data_ptr())
             same = gradient.stride() == tensor.stride()
             tensor.grad = gradient.detach() if own_memory and same else torch.empty_like(tensor).copy_(gradient)
 

@@ -67,12 +67,12 @@ class Interpreted:
         """Run the program. If an op fails, and no other device sends values, Python runs it again to name the op."""
         try:
             with torch.no_grad(), torch.jit.optimized_execution(False):
-                made = self._function(*(values[i] for i in self._inputs), *self._constants)
+                results = self._function(*(values[i] for i in self._inputs), *self._constants)
         except RuntimeError:
             if self.program.receives:
                 raise
             return self.program.compile(time.perf_counter_ns if self.timed else None)(*values)  # raises the op's error
-        where = iter(made)
+        where = iter(results)
         outputs = tree_unflatten([next(where) if isinstance(leaf, Node) else leaf for leaf in self._leaves], self._spec)
         if not self.timed:
             return outputs
@@ -125,14 +125,14 @@ class _Graph:
 
     def _inputs(self) -> list[int]:
         """Add an input for each placeholder that the program reads; return their places among all placeholders."""
-        found = []
+        places = []
         for place, node in enumerate(self.program.inputs):
             if node in self.program.reads:
                 if not isinstance(node.meta.get("val"), Tensor):
                     raise NotInterpreted(f"{node.name} is no tensor")
                 self.values[node] = self.graph.addInput()
-                found.append(place)
-        return found
+                places.append(place)
+        return places
 
     def _call(self, node: Node) -> None:
         if node in self.program.receives:
@@ -163,11 +163,11 @@ class _Graph:
             else:
                 value = argument.default_value
             values.append(self._value(value, argument.type, getattr(argument, "N", None)))
-        made = self._insert(schema.name, values, len(schema.returns))
-        outputs = list(made.outputs())
+        call = self._insert(schema.name, values, len(schema.returns))
+        outputs = list(call.outputs())
         for output, returned in zip(outputs, schema.returns, strict=True):
             output.setType(returned.type)
-        if made.schema() == "(no schema)":
+        if call.schema() == "(no schema)":
             raise NotInterpreted(f"the interpreter has no {target} of these arguments")
         if len(outputs) == 1 and schema.returns[0].type.kind() == "ListType":
             unpacked = self._insert("prim::ListUnpack", outputs, len(node.meta["val"]))
@@ -185,9 +185,9 @@ class _Graph:
         if name == "ListType" and value is not None:
             element = kind.getElementType()
             items = value if isinstance(value, list | tuple) else [value] * (length or 1)
-            made = self._insert("prim::ListConstruct", [self._value(item, element) for item in items], 1).output()
-            made.setType(torch._C.ListType(torch._C.IntType.get() if element.kind() == "SymIntType" else element))
-            return made
+            joined = self._insert("prim::ListConstruct", [self._value(item, element) for item in items], 1).output()
+            joined.setType(torch._C.ListType(torch._C.IntType.get() if element.kind() == "SymIntType" else element))
+            return joined
         if isinstance(value, torch.device):
             value = self.program.device
         elif name == "FloatType" and isinstance(value, int):
@@ -228,6 +228,6 @@ def _time(graph: Any) -> Any:
 
 
 def _tuple(graph: Any, values: Sequence[Any]) -> Any:
-    made = graph.insertNode(graph.create("prim::TupleConstruct", list(values), 1)).output()
-    made.setType(torch._C.TupleType([value.type() for value in values]))
-    return made
+    output = graph.insertNode(graph.create("prim::TupleConstruct", list(values), 1)).output()
+    output.setType(torch._C.TupleType([value.type() for value in values]))
+    return output

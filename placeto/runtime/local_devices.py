@@ -58,13 +58,13 @@ def open_devices(names: Sequence[str]) -> list[LocalDevice]:
         RunError: there is no name, one is given twice, or this machine has no such device.
     """
     usable = cores()
-    here = [f"cpu:{i}" for i in range(len(usable))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    available = [f"cpu:{i}" for i in range(len(usable))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     full = [f"{name}:0" if re.fullmatch("cpu|cuda", name) else name for name in names]
     if not full:
-        raise RunError(f"no device is given; this machine has {listed(here)}")
+        raise RunError(f"no device is given; this machine has {listed(available)}")
     for name in full:
-        if name not in here:
-            raise RunError(f"device {quote(name)}: this machine has {listed(here)}")
+        if name not in available:
+            raise RunError(f"device {quote(name)}: this machine has {listed(available)}")
         if full.count(name) > 1:
             raise RunError(f"device {quote(name)} is given twice")
     keep_memory()

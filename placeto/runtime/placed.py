@@ -102,13 +102,13 @@ class PlacedStep:
         Raises:
             RunError: a device has too little memory.
         """
-        found = list(leaves)
+        moved = list(leaves)
         with _placing_errors():
             for place, home in self.homes.items():
-                if found[place].device != home:
+                if moved[place].device != home:
                     key = place, home
-                    found[place] = copies[key] = copies[key] if key in copies else found[place].to(home)
-        return found
+                    moved[place] = copies[key] = copies[key] if key in copies else moved[place].to(home)
+        return moved
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         """Run a step with the values that go into the trace (see `capture.arguments.input_leaves`); return its outputs.
@@ -120,53 +120,56 @@ class PlacedStep:
         self.check_process()
         for generator in self.generators.values():
             generator.manual_seed(int(torch.randint(2**62, ())))
-        before = self._state.save(leaves)
-        given = self._moved(leaves)
+        saved = self._state.save(leaves)
+        moved = self._moved(leaves)
         try:
-            results = self._attempt(self._functions, given)
+            results = self._attempt(self._functions, moved)
         except RunError as error:
-            self._state.restore(leaves, before)
+            self._state.restore(leaves, saved)
             if not any(isinstance(function, Interpreted) for function in self._functions):
                 self._state.go_to(error.node, leaves)
                 raise
             by_python = [program.compile(stamp) for program, stamp in self._each()]
             try:
-                given = self._moved(leaves)
-                results = self._attempt(by_python, given)  # its error names the op
+                moved = self._moved(leaves)
+                results = self._attempt(by_python, moved)  # its error names the op
             except RunError as known:
-                self._state.restore(leaves, before)
+                self._state.restore(leaves, saved)
                 self._state.go_to(known.node, leaves)
                 raise
         if self._stamps is not None:
             self.stamps = [stamps for _, stamps in results]
             results = [values for values, _ in results]
-        made = [dict(zip(one.outputs, values, strict=True)) for one, values in zip(self.programs, results, strict=True)]
+        values_of = [
+            dict(zip(program.outputs, values, strict=True))
+            for program, values in zip(self.programs, results, strict=True)
+        ]
 
         def value(node: Any) -> Any:
             if not isinstance(node, Node):
                 return node
-            return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
+            return leaves[self._where[node]] if node in self._where else values_of[self._owner[node]][node]
 
         for place, node in ((self._where[buffer], node) for buffer, node in self.updates):
             if value(node).shape != leaves[place].shape:  # which torch's kernels for shapes don't tell
-                self._state.restore(leaves, before)
+                self._state.restore(leaves, saved)
                 what = quote(self.capture.paths[place]) if place < len(self.capture.paths) else "an argument"
                 raise RunError(
                     f"{self.capture.graph.name} gives {what} another shape, as observers for quantization do in their "
                     "first step: call the module once, then place it again"
                 )
-        calls = [[node for node in one.calls if node not in one.receives] for one in self.programs]
-        self._state.gather(leaves, before, list(zip(given, calls, strict=True)))
+        calls = [[node for node in program.calls if node not in program.receives] for program in self.programs]
+        self._state.gather(leaves, saved, list(zip(moved, calls, strict=True)))
         for buffer, node in self.updates:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
 
     def ready(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> Callable[[], None]:
         """Return a function that runs a step and waits for its end; see `settled` for the arguments."""
-        there = self.settled(leaves, copies)
+        settled = self.settled(leaves, copies)
 
         def run() -> None:
-            self.run(there)
+            self.run(settled)
             self.synchronize()
 
         return run
@@ -192,14 +195,14 @@ class PlacedStep:
     def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """Return the values that go into each program, on its device."""
         with _placing_errors():
-            given = [program.moved(leaves) for program in self.programs]
-        return self._state.apart(leaves, given, [program.calls for program in self.programs])
+            moved = [program.moved(leaves) for program in self.programs]
+        return self._state.apart(leaves, moved, [program.calls for program in self.programs])
 
-    def _attempt(self, functions: Sequence[Callable[..., Any]], given: Sequence[Sequence[Any]]) -> list[Any]:
+    def _attempt(self, functions: Sequence[Callable[..., Any]], moved: Sequence[Sequence[Any]]) -> list[Any]:
         """Run all programs at the same time; return what each of them returns."""
         try:
             futures = [
-                device.thread.submit(self._work, number, functions[number], given[number])
+                device.thread.submit(self._work, number, functions[number], moved[number])
                 for number, device in enumerate(self.devices)
             ]
         except RuntimeError as problem:
@@ -242,8 +245,8 @@ class PlacedStep:
         for frame, at in walk_tb(problem.__traceback__):
             line = at if frame.f_code.co_filename == "<program>" else line
         node = self.programs[number].node_of_line(line, self._stamps is not None)
-        graph, of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
-        where = f"op {quote(graph.op_names[of[node.name]])}" if node is not None and node.name in of else "a call"
+        graph, op_of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
+        where = f"op {quote(graph.op_names[op_of[node.name]])}" if node is not None and node.name in op_of else "a call"
         reason = next(iter(str(problem).strip().splitlines()), "")
         error = RunError(f"{where} on {self.devices[number].name}: {type(problem).__name__}: {reason}")
         error.node = node
@@ -277,8 +280,8 @@ class _Plan:
         outputs: Any = end.args[0]
         self.outputs = list(outputs)
         self.updates = list(written_back(capture.traced).items())
-        wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
-        needed = needed_by([*wanted, *training_norms(nodes.values())])
+        results = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
+        needed = needed_by([*results, *training_norms(nodes.values())])
         self.home: dict[Node, int] = {}  # device of each call; other calls are made wherever they are needed
         self.kept: dict[Node, torch.device] = {}  # device of each parameter and buffer
         for op, names in enumerate(capture.nodes):
@@ -316,7 +319,7 @@ class _Plan:
                     stray[number].remove(node)
             for node in stray[number]:
                 self._call(node, number)
-        for node in wanted:
+        for node in results:
             if node not in self.inputs:
                 number = self.owner[node] = self.home.get(node, 0)
                 self._need(node, number)
@@ -328,7 +331,7 @@ class _Plan:
             drawn_by: the generators of random numbers, by device.
             meters: the meters of the step that runs; with some, CPU cores share no memory.
         """
-        made = []
+        programs = []
         for number, device in enumerate(self.devices):
             receives, sends = {}, defaultdict(list)
             for (node, sender, taker), queue in self.queues.items():
@@ -338,7 +341,7 @@ class _Plan:
                     sends[node].append(sender_to(queue, device, self.devices[taker], meters))
             constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
             outputs = [node for node, owner in self.owner.items() if owner == number]
-            made.append(
+            programs.append(
                 Program(
                     tuple(self.inputs),
                     tuple(self.calls[number]),
@@ -349,7 +352,7 @@ class _Plan:
                     drawn_by.get(number),
                 )
             )
-        return made
+        return programs
 
     def _call(self, node: Node, number: int) -> None:
         """Add a call to those of a device, behind all that it needs there."""

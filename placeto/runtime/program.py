@@ -92,7 +92,7 @@ class Program:
             for take, send in enumerate(self.sends.get(node, ())):
                 constants[f"s{number}_{take}"] = send
                 lines.append(f"    s{number}_{take}({names[node]})")
-            lines += [f"    del {', '.join(names[other] for other in dead)}"] if dead else []
+            lines += [f"    del {', '.join(names[freed] for freed in dead)}"] if dead else []
             lines += [f"    s{number} = stamp()"] if stamp else []
         result = _source(self.outputs, names, constants)
         stamps = ", ".join(f"s{number}" for number in range(len(self.calls) + 1))
@@ -116,8 +116,8 @@ class Program:
         if self.device.type == "cpu" or not isinstance(target, torch._ops.OpOverload):
             return target
         key = self.device.type.upper()
-        here = torch._C._dispatch_has_computed_kernel_for_dispatch_key(target.name(), key)
-        return target if here else gpu_attention(node)
+        has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(target.name(), key)
+        return target if has_kernel else gpu_attention(node)
 
     def _call(self, node: Node, number: int, names: dict[Node, str], constants: dict[str, Any]) -> str:
         if node in self.receives:

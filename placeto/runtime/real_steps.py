@@ -136,7 +136,7 @@ def filled() -> AbstractContextManager[None]:
 
 class _Filled(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func in _EMPTY and made.device.type != "meta":
-            made = made.normal_() if made.is_floating_point() else made.zero_()
-        return made
+        result = func(*args, **(kwargs or {}))
+        if func in _EMPTY and result.device.type != "meta":
+            result = result.normal_() if result.is_floating_point() else result.zero_()
+        return result

@@ -51,8 +51,8 @@ def torchrun(
     times = []
     for line in lines_of([str(folder / "run.py")], [*arguments, *(["--check"] if check else [])], devices):
         each(line)
-        if found := _STEP.match(line):
-            times.append(1e3 * float(found[1]))
+        if match := _STEP.match(line):
+            times.append(1e3 * float(match[1]))
     return times
 
 

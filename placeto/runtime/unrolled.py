@@ -31,9 +31,9 @@ def unrolled(capture: Capture) -> Capture:
     if not any(capture.split):
         return capture
     unrolling = _Unrolling(capture)
-    made = GraphModule(capture.traced, unrolling.graph)
-    made.meta |= capture.traced.meta
-    return replace(capture, traced=made, nodes=tuple(unrolling.nodes_of_ops()), split=())
+    trace = GraphModule(capture.traced, unrolling.graph)
+    trace.meta |= capture.traced.meta
+    return replace(capture, traced=trace, nodes=tuple(unrolling.nodes_of_ops()), split=())
 
 
 class _Unrolling:
@@ -75,7 +75,7 @@ class _Unrolling:
     def nodes_of_ops(self) -> list[tuple[str, ...]]:
         """The names of the nodes that each op of the graph stands for."""
         node_of = {node.name: node for node in self.capture.traced.graph.nodes}
-        size, step, found = len(self.capture.nodes), self.capture.step, []
+        size, step, by_op = len(self.capture.nodes), self.capture.step, []
         for row, number in zip(*(values.tolist() for values in step.order), strict=True):
             if row < size:
                 nodes = [self.copies[number][node_of[name]] for name in self.capture.nodes[row]]
@@ -83,16 +83,16 @@ class _Unrolling:
                 combined = step.combined[(row - size) // 2]
                 is_sum = (row - size) % 2 == 0 and combined.after is not None
                 nodes = [self.sums[combined.output][number] if is_sum else self.ends[combined.output]]
-            found.append(tuple(node.name for node in nodes))
-        return found
+            by_op.append(tuple(node.name for node in nodes))
+        return by_op
 
     def _input(self, node: Node) -> Node:
         """Add an input, which all micro-batches are given as it is unless it is split."""
-        made = self.graph.placeholder(node.name)
-        made.meta |= node.meta
+        placeholder = self.graph.placeholder(node.name)
+        placeholder.meta |= node.meta
         for copies in self.copies:
-            copies[node] = made
-        return made
+            copies[node] = placeholder
+        return placeholder
 
     def _split(self, node: Node, whole: Node) -> None:
         layout = node.meta["val"]
@@ -130,6 +130,6 @@ class _Unrolling:
         return self._call(aten.cat.default, (parts,), torch.cat([node.meta["val"]] * self.count))
 
     def _call(self, target: Any, arguments: Sequence[Any], layout: Any) -> Node:
-        made = self.graph.call_function(target, tuple(arguments))
-        made.meta["val"] = layout
-        return made
+        call = self.graph.call_function(target, tuple(arguments))
+        call.meta["val"] = layout
+        return call

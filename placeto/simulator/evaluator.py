@@ -219,11 +219,11 @@ class Evaluator:
     def regroup(self, parts: Groups) -> None:
         """Replace the groups; `best_groups` becomes the best known placement that keeps the new groups together."""
         alike = self._best.order is None and self._best.dispatch == self.problem.dispatch
-        met = [(self._best.placement, self._best.key[1])] if alike else []
+        candidates = [(self._best.placement, self._best.key[1])] if alike else []
         if self._best_groups is not None:
-            met.append((self._best_groups[self.groups.group], self._best_groups_score))
+            candidates.append((self._best_groups[self.groups.group], self._best_groups_score))
         self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
-        for placement, us in met:
+        for placement, us in candidates:
             if placement is not None and self._best_groups is None:
                 per_group = placement[parts.first_op]
                 if np.array_equal(per_group[parts.group], placement):
@@ -235,24 +235,25 @@ class Evaluator:
 
         Afterwards this evaluator has the other's groups and, if it is better, the other's best placement.
         """
-        inner, own = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin), np.array(devices)
+        device_of = np.array(devices)
+        inner = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin)
         inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
         inner._chunks.pace = self._chunks.pace
-        if self.best is not None and np.isin(self.best, own).all():
-            inner._best = replace(self._best, placement=np.searchsorted(own, self.best))
-        if self._best_groups is not None and np.isin(self._best_groups, own).all():
-            inner._best_groups = np.searchsorted(own, self._best_groups)
+        if self.best is not None and np.isin(self.best, device_of).all():
+            inner._best = replace(self._best, placement=np.searchsorted(device_of, self.best))
+        if self._best_groups is not None and np.isin(self._best_groups, device_of).all():
+            inner._best_groups = np.searchsorted(device_of, self._best_groups)
             inner._best_groups_score = self._best_groups_score
         yield inner
         self.simulations, self._absorbed = inner.simulations, inner._absorbed
         if inner.best is not None and (self.best is None or inner._best.key < self._best.key):
             better = [point for point in inner._history[:-1] if point[2] < self._best.makespan_us]
             self._history += [*better, inner._history[-1]]
-            self._best = replace(inner._best, placement=own[inner.best])
+            self._best = replace(inner._best, placement=device_of[inner.best])
         if inner.groups is not self.groups:
             self.regroup(inner.groups)
         if inner._best_groups is not None and inner._best_groups_score < self._best_groups_score:
-            self._best_groups, self._best_groups_score = own[inner._best_groups], inner._best_groups_score
+            self._best_groups, self._best_groups_score = device_of[inner._best_groups], inner._best_groups_score
 
     def score(self, group_placement: np.ndarray) -> float:
         """Penalised makespan of a placement (G,) of groups, in microseconds; inf if the budget is spent.

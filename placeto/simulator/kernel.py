@@ -111,7 +111,7 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
     marks = summary[number * num_upper + upper]
     word = (upper << 6) + trailing_zeros(marks)  # type: ignore[call-arg]
     bits = words[number * num_words + word]
-    words[number * num_words + word] = bits & (bits - _ONE)
+    words[number * num_words + word] = bits & (bits - _ONE)  # without its lowest bit
     if bits & (bits - _ONE) == 0:
         summary[number * num_upper + upper] = marks & (marks - _ONE)
     return (word << 6) + trailing_zeros(bits)
@@ -138,6 +138,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     Returns the makespan in microseconds and the number of sends. If the makespan exceeds `cutoff`, it returns inf as
     soon as a bound shows this, and `record` is incomplete.
     """
+    # fields become local variables, since each access to a field of a tuple counts a reference
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
@@ -179,10 +180,12 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     running = np.zeros(num_slots, np.int64)  # op or send of the slot's pending delivery
     next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
     send_cost = np.empty(edge1 - edge0)
+    # by priority, and over free links, a queue of sends is a heap: `next_send` is then the right child of each send
     heaps = edge1 - edge0 if by_priority or free_links else 0
-    left_send = np.empty(heaps, np.int64)  # by priority, and over free links, queues of sends are heaps
+    left_send = np.empty(heaps, np.int64)
     send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
-    others = np.zeros(d, np.int64)  # by priority, a queue is its first op, in `head`, and a set of this many others
+    # by priority, a queue is its first op, in `head`, and a set of `queued` others: one op alone needs no set
+    queued = np.zeros(d, np.int64)
     num_words = (n >> 6) + 1 if by_priority else 1
     num_upper = (num_words >> 6) + 1
     words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)
@@ -195,6 +198,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
         link_rank = device_rank[link // d] * d + device_rank[link % d] if pair else device_rank[link]
         base_key[s] = ((_LINK + link_rank) << bits) + s
 
+    # at time 0, ops without inputs are ready; by list, a queue has all ops of its device, ready or not
     if by_list:
         for position in range(n - 1, -1, -1):
             i = ranked[position]
@@ -208,9 +212,9 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 s = placement[i]
                 if head[s] < 0:
                     head[s] = i
-                elif by_priority:
+                elif by_priority:  # of this op and the head, the later one goes into the set
                     _keep(max(priority[i], priority[head[s]]), s, words, summary, num_words, num_upper)
-                    others[s] += 1
+                    queued[s] += 1
                     if priority[i] < priority[head[s]]:
                         head[s] = i
                 else:
@@ -229,18 +233,18 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             i = head[slot]
             if not by_priority:
                 head[slot] = next_op[i]
-            elif others[slot] > 0:
+            elif queued[slot] > 0:
                 head[slot] = ranked[_take_first(slot, words, summary, num_words, num_upper)]
-                others[slot] -= 1
+                queued[slot] -= 1
             else:
                 head[slot] = -1
             duration = op_time[i * d + slot]
             end = now + duration
             start[i], finish[i] = now, end
-            if end + tail[i] > cutoff:
+            if end + tail[i] > cutoff:  # what has to run after this op takes too long on any placement
                 return np.inf, num_sends
             free[slot] = end + overhead[slot] if duration != 0.0 else end
-            makespan = max(makespan, free[slot])
+            makespan = max(makespan, free[slot])  # as in the published simulator, with the last overhead
             order[num_starts] = i
             num_starts += 1
             has_local = False
@@ -256,7 +260,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 send = num_sends - 1  # find a send of this tensor (to this device): an op has few
                 while send >= first_send and (send_tensor[send] != tensor or not (broadcast or send_dst[send] == dst)):
                     send -= 1
-                if send >= first_send:
+                if send >= first_send:  # it is as slow as its slowest receiver, and as urgent as its first reader
                     send_cost[send] = max(send_cost[send], cost)
                     if by_priority:
                         send_key[send] = min(send_key[send], priority[out_child[k]])
@@ -273,6 +277,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     makespan = max(makespan, send_finish[send])
                     order[num_starts] = n + send
                     num_starts += 1
+                    # ties go by the producer's rank, as the keys of deliveries do, then by number
                     send_tie[send], left_send[send], next_send[send] = rank[i] * (edge1 - edge0) + send, -1, -1
                     head[d] = _merged(head[d], send, send_finish, send_tie, left_send, next_send)
                 if head[d] >= 0:
@@ -281,13 +286,13 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             elif by_priority:  # sends join their queue when the op ends, so that better ones can go first
                 new_sends[slot, 0], new_sends[slot, 1] = first_send, num_sends
                 has_local = has_local or num_sends > first_send
-            else:
+            else:  # sends join now: ops of a device end in the order of their starts, so none can come in between
                 for send in range(first_send, num_sends):
                     s = d + (slot * d + send_dst[send] if pair else slot)
                     next_send[send] = -1
                     if head[s] < 0:
                         head[s] = send
-                        if slot_time[s] == np.inf:
+                        if slot_time[s] == np.inf:  # else its delivery comes first, which then looks at the queue
                             slot_time[s], slot_key[s] = max(free[s], end), base_key[s]
                     else:
                         next_send[last[s]] = send
@@ -326,7 +331,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 i = running[slot]
                 first, stop = out_ptr[i], out_ptr[i + 1]
                 src, dst = slot, slot
-                if by_priority and not free_links:
+                if by_priority and not free_links:  # the op has ended: its sends join their queues
                     for send in range(new_sends[slot, 0], new_sends[slot, 1]):
                         s = d + (slot * d + send_dst[send] if pair else slot)
                         send_tie[send], left_send[send], next_send[send] = send, -1, -1
@@ -339,7 +344,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     slot_time[slot] = np.inf
             else:
                 send = running[slot]
-                if free_links:
+                if free_links:  # of all sends on their way, the first to arrive; `running` doesn't know it
                     send = head[d]
                     head[d] = _merged(left_send[send], next_send[send], send_finish, send_tie, left_send, next_send)
                 tensor = send_tensor[send]
@@ -350,13 +355,13 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 elif free_links:
                     slot_time[d] = send_finish[head[d]]
                     slot_key[d] = (rank[tensor_src[send_tensor[head[d]]]] << bits) + d
-                else:
+                else:  # sends that joined at the start of their producer wait for its end
                     ready = finish[tensor_src[send_tensor[head[slot]]]]
                     slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
             for k in range(first, stop):
                 child = named_child[k] if local else tensor_child[k]
                 s = placement[child]
-                if s != dst and (dst >= 0 or s == src):
+                if s != dst and (dst >= 0 or s == src):  # a broadcast is for all devices but the sender
                     continue
                 missing[child] -= 1
                 if missing[child] == 0:
@@ -365,7 +370,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                         last[s], next_op[child] = child, -1
                     elif by_priority:
                         _keep(max(priority[child], priority[head[s]]), s, words, summary, num_words, num_upper)
-                        others[s] += 1
+                        queued[s] += 1
                         if priority[child] < priority[head[s]]:
                             head[s] = child
                     elif not by_list:

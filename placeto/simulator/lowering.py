@@ -68,47 +68,47 @@ def num_relays(flat: FlatProblems, p: int) -> int:
 
 
 @compiled(inner=True)
-def _slice(data: np.ndarray, at: np.ndarray, count: int) -> np.ndarray:
-    first = at[0]
-    at[0] += count
-    return data[first : at[0]]
+def _slice(data: np.ndarray, cursor: np.ndarray, count: int) -> np.ndarray:
+    first = cursor[0]
+    cursor[0] += count
+    return data[first : cursor[0]]
 
 
 @compiled(inner=True)
 def _unpacked(data: np.ndarray, d: int) -> Sums:
-    at = np.full(1, HEADER)
+    cursor = np.full(1, HEADER)
     relays, sums, parts, copied, readers, edges = data[0], data[2], data[3], data[4], data[5], data[6]
-    made = Sums(
-        _slice(data, at, d),
-        _slice(data, at, sums),
-        _slice(data, at, sums),
-        _slice(data, at, sums + 1),
-        _slice(data, at, parts),
-        _slice(data, at, parts),
-        _slice(data, at, parts),
-        _slice(data, at, parts),
-        _slice(data, at, copied),
-        _slice(data, at, copied + 1),
-        _slice(data, at, readers),
-        _slice(data, at, relays),
-        _slice(data, at, relays),
-        _slice(data, at, edges),
-        _slice(data, at, edges),
-        _slice(data, at, edges),
+    unpacked = Sums(
+        _slice(data, cursor, d),
+        _slice(data, cursor, sums),
+        _slice(data, cursor, sums),
+        _slice(data, cursor, sums + 1),
+        _slice(data, cursor, parts),
+        _slice(data, cursor, parts),
+        _slice(data, cursor, parts),
+        _slice(data, cursor, parts),
+        _slice(data, cursor, copied),
+        _slice(data, cursor, copied + 1),
+        _slice(data, cursor, readers),
+        _slice(data, cursor, relays),
+        _slice(data, cursor, relays),
+        _slice(data, cursor, edges),
+        _slice(data, cursor, edges),
+        _slice(data, cursor, edges),
     )
-    return reference(made)
+    return reference(unpacked)
 
 
 @compiled(inner=True)
-def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.ndarray, home: int) -> int:
-    """Return the device of host `wanted` that takes part and has the home's number, or the next in a circle; or -1."""
-    found, least = -1, len(host)
+def _nearest(taking_part: np.ndarray, host: np.ndarray, sought: int, number: np.ndarray, home: int) -> int:
+    """Return the device of host `sought` that takes part and has the home's number, or the next in a circle; or -1."""
+    nearest, least = -1, len(host)
     for device in range(len(host)):
-        if host[device] == wanted and taking_part[device]:
+        if host[device] == sought and taking_part[device]:
             distance = (number[device] - number[home]) % len(host)
             if distance < least:
-                found, least = device, distance
-    return found
+                nearest, least = device, distance
+    return nearest
 
 
 @compiled(inner=True)
@@ -117,42 +117,42 @@ def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
     host, place, src = sums.host, wired.place, wired.src
     d = len(host)
     number = _numbers(host, hosts)
-    held, free, there = np.empty(d, np.int64), np.empty(len(sums.part_tensor), np.int64), np.empty(d, np.bool_)
+    sum_on, free, takes_part = np.empty(d, np.int64), np.empty(len(sums.part_tensor), np.int64), np.empty(d, np.bool_)
     for s in range(len(sums.home)):
         home, spare, used = place[sums.home[s]], 0, 0
-        held[:] = -1  # the tensor with the sum of each device so far
+        sum_on[:] = -1  # the tensor with the sum of each device so far
         for c in range(sums.ptr[s], sums.ptr[s + 1]):
             tensor = sums.part_tensor[c]
             device = place[src[tensor]]
-            if held[device] >= 0:
-                held[device] = _add(sums, c, device, home, held[device], tensor, wired)
+            if sum_on[device] >= 0:
+                sum_on[device] = _add(sums, c, device, home, sum_on[device], tensor, wired)
                 continue
-            held[device] = tensor
+            sum_on[device] = tensor
             if device == home:
                 wired.live[tensor] = 0  # it has the memory of the gradient
             if c > sums.ptr[s]:
                 free[spare] = c
                 spare += 1
-        for other in range(hosts):
-            if other == host[home]:
+        for remote in range(hosts):
+            if remote == host[home]:
                 continue
             for device in range(d):
-                there[device] = held[device] >= 0
-            first = _nearest(there, host, other, number, home)
+                takes_part[device] = sum_on[device] >= 0
+            first = _nearest(takes_part, host, remote, number, home)
             for device in range(d):
-                if host[device] == other and held[device] >= 0 and device != first:
-                    held[first] = _add(sums, free[used], first, home, held[first], held[device], wired)
-                    held[device] = -1
+                if host[device] == remote and sum_on[device] >= 0 and device != first:
+                    sum_on[first] = _add(sums, free[used], first, home, sum_on[first], sum_on[device], wired)
+                    sum_on[device] = -1
                     used += 1
-        total = held[home]
+        total = sum_on[home]
         for near in (True, False):  # devices of the home's host first
             for device in range(d):
-                if device == home or held[device] < 0 or (host[device] == host[home]) != near:
+                if device == home or sum_on[device] < 0 or (host[device] == host[home]) != near:
                     continue
                 if total < 0:
-                    total = held[device]
+                    total = sum_on[device]
                 else:
-                    total = _add(sums, free[used], home, home, total, held[device], wired)
+                    total = _add(sums, free[used], home, home, total, sum_on[device], wired)
                     used += 1
         wired.tensor_of[sums.home_edge[s]] = total
 
@@ -163,23 +163,23 @@ def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wi
 
     It adds in place: the new tensor has the memory of the total, and at home that of the gradient.
     """
-    made, edge = sums.part_out[c], sums.part_edge[c]
+    result, edge = sums.part_out[c], sums.part_edge[c]
     wired.place[sums.part_add[c]] = device
     wired.tensor_of[edge], wired.tensor_of[edge + 1] = total, tensor
     if device == home:
-        wired.live[made] = 0
+        wired.live[result] = 0
     else:
-        wired.storage[made] = wired.storage[total]
-    return made
+        wired.storage[result] = wired.storage[total]
+    return result
 
 
 @compiled(inner=True)
 def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
     """(D,) number of each device within its host."""
-    number, seen = np.empty(len(host), np.int64), np.zeros(hosts, np.int64)
+    number, counts = np.empty(len(host), np.int64), np.zeros(hosts, np.int64)
     for device in range(len(host)):
-        number[device] = seen[host[device]]
-        seen[host[device]] += 1
+        number[device] = counts[host[device]]
+        counts[host[device]] += 1
     return number
 
 
@@ -187,26 +187,26 @@ def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
 def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
     """Set the inputs and devices of the relays, and let ops on other hosts read the relays' tensors."""
     host, place, src, size = sums.host, wired.place, wired.src, wired.size
-    number, there = _numbers(host, hosts), np.empty(len(host), np.bool_)
+    number, reads = _numbers(host, hosts), np.empty(len(host), np.bool_)
     first = len(sums.dst) - len(sums.relay_rank)  # edge into the first relay
     for q in range(len(sums.copied)):
         tensor = sums.copied[q]
         home = place[src[tensor]]
-        there[:] = False
+        reads[:] = False
         for k in range(sums.reader_ptr[q], sums.reader_ptr[q + 1]):
-            there[place[sums.dst[sums.reader_edge[k]]]] = True
-        for other in range(hosts):
-            relay, readers = q * hosts + other, 0
+            reads[place[sums.dst[sums.reader_edge[k]]]] = True
+        for remote in range(hosts):
+            relay, readers = q * hosts + remote, 0
             place[n + relay], src[t + relay] = home, n + relay
             size[t + relay] = wired.live[t + relay] = size[tensor]
             wired.tensor_of[first + relay] = tensor
             for device in range(len(host)):
-                readers += there[device] and host[device] == other
-            if other != host[home] and readers > 1:
-                place[n + relay] = _nearest(there, host, other, number, home)
+                readers += reads[device] and host[device] == remote
+            if remote != host[home] and readers > 1:
+                place[n + relay] = _nearest(reads, host, remote, number, home)
                 for k in range(sums.reader_ptr[q], sums.reader_ptr[q + 1]):
                     edge = sums.reader_edge[k]
-                    if host[place[sums.dst[edge]]] == other:
+                    if host[place[sums.dst[edge]]] == remote:
                         wired.tensor_of[edge] = t + relay
 
 
@@ -247,19 +247,19 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
         tensor_ptr[tensor + 1] += tensor_ptr[tensor]
     out_child, out_tensor = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
     named_child, tensor_child = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
-    at, at_tensor = out_ptr.copy(), tensor_ptr.copy()
+    cursor, tensor_cursor = out_ptr.copy(), tensor_ptr.copy()
     for edge in range(len(dst)):
         tensor = tensor_of[edge]
         op = src[tensor]
-        out_child[at[op]], out_tensor[at[op]] = dst[edge], tensor
-        at[op] += 1
-    at = out_ptr.copy()
+        out_child[cursor[op]], out_tensor[cursor[op]] = dst[edge], tensor
+        cursor[op] += 1
+    cursor = out_ptr.copy()
     for edge in named:
         tensor = tensor_of[edge]
         op = src[tensor]
-        named_child[at[op]] = tensor_child[at_tensor[tensor]] = dst[edge]
-        at[op] += 1
-        at_tensor[tensor] += 1
+        named_child[cursor[op]] = tensor_child[tensor_cursor[tensor]] = dst[edge]
+        cursor[op] += 1
+        tensor_cursor[tensor] += 1
     return out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child
 
 
@@ -314,8 +314,8 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         np.empty(ops, np.int64),
         np.empty(ops, np.int64),
     )
-    held = np.full(len(wired.src), -1)
-    held[: len(held) - len(sums.relay_rank)] = flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]]
+    until = np.full(len(wired.src), -1)
+    until[: len(until) - len(sums.relay_rank)] = flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]]
     inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
     for op in range(n):
         tail[op], rank[op], priority[op] = flat.tail_us[op0 + op], flat.op_rank[op0 + op], flat.priority[op0 + op]
@@ -333,7 +333,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
     time0, pair0, pair1 = flat.time_offset[p], flat.pair_offset[p], flat.pair_offset[p + 1]
     shared0, shared1 = flat.shared_offset[p], flat.shared_offset[p + 1]
     path0, path1 = flat.path_offset[p], flat.path_offset[p + 1]
-    made = FlatProblems(
+    low = FlatProblems(
         op_offset=_offset(ops),
         edge_offset=_offset(len(sums.dst)),
         tensor_offset=_offset(len(wired.src)),
@@ -362,7 +362,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         tensor_src=wired.src,
         tensor_bytes=wired.size,
         storage=wired.storage,
-        held_until=held,
+        held_until=until,
         live_bytes=wired.live,
         overhead_us=flat.overhead_us[device0:device1],
         memory=flat.memory[device0:device1],
@@ -375,7 +375,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         lowering_offset=np.zeros(2, np.int64),
         lowering=flat.lowering[:0],
     )
-    return reference(made), LONE, wired.place
+    return reference(low), LONE, wired.place
 
 
 @compiled(inner=True)

@@ -46,9 +46,9 @@ def memory_bound(
         if dst >= 0:
             bound[dst] += flat.tensor_bytes[tensor0 + tensor]
         else:
-            for other in range(d):
-                if other != placement[flat.tensor_src[tensor0 + tensor]]:
-                    bound[other] += flat.tensor_bytes[tensor0 + tensor]
+            for device in range(d):
+                if device != placement[flat.tensor_src[tensor0 + tensor]]:
+                    bound[device] += flat.tensor_bytes[tensor0 + tensor]
 
 
 @compiled()
@@ -74,10 +74,10 @@ def lives(
     live_bytes, storage = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
     held_until = flat.held_until[tensor0:tensor1]
     finish, num_tensors = record.finish, tensor1 - tensor0
-    most = num_tensors + edge1 - edge0
-    born, ended = np.empty(most, np.int64), np.empty(most, np.int64)
-    end = np.empty(most)  # time of the event in `ended`
-    where, size = np.empty(most, np.int64), np.empty(most, np.int64)
+    room = num_tensors + edge1 - edge0
+    born, ended = np.empty(room, np.int64), np.empty(room, np.int64)
+    end = np.empty(room)  # time of the event in `ended`
+    where, size = np.empty(room, np.int64), np.empty(room, np.int64)
 
     for tensor in range(num_tensors):
         src = tensor_src[tensor]
@@ -140,7 +140,7 @@ def peak_memory(
     devices = flat.device_offset[p + 1] - flat.device_offset[p]
     start, finish, delivery = record.start[:n], record.finish[:n], record.send_finish[:num_sends]
     order = record.order[: n + num_sends]
-    taken, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes by the event of begin and end
+    allocated, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes by the event of begin and end
     peak[:devices] = 0
     resident = flat.resident[op0 : op0 + n]
     for i in range(n):
@@ -153,47 +153,47 @@ def peak_memory(
             size[life] = 0
         freed[ended[life]] += size[life]
         if born[life] < n:
-            taken[born[life]] += size[life]
+            allocated[born[life]] += size[life]
 
-    own, ops = _by_device(order[order < n], placement, devices)
+    ops_ptr, ops = _by_device(order[order < n], placement, devices)
     source = placement[flat.tensor_src[flat.tensor_offset[p] :][record.send_tensor[:num_sends]]]
     sent, sends = _by_device(np.argsort(delivery, kind="mergesort"), source, devices)
     arrivals = delivery[born[copies:] - n]
     arrived, received = _by_device(np.argsort(arrivals, kind="mergesort"), where[copies:], devices)
     for d in range(devices):
-        op, arrival, ending, sending, bytes_now, most = own[d], arrived[d], own[d], sent[d], peak[d], peak[d]
-        while op < own[d + 1] or arrival < arrived[d + 1]:
-            starts = start[ops[op]] if op < own[d + 1] else np.inf
+        op, arrival, ending, sending, bytes_now, highest = ops_ptr[d], arrived[d], ops_ptr[d], sent[d], peak[d], peak[d]
+        while op < ops_ptr[d + 1] or arrival < arrived[d + 1]:
+            starts = start[ops[op]] if op < ops_ptr[d + 1] else np.inf
             arrives = arrivals[received[arrival]] if arrival < arrived[d + 1] else np.inf
             now = min(starts, arrives)
-            while ending < own[d + 1] and finish[ops[ending]] <= now:
+            while ending < ops_ptr[d + 1] and finish[ops[ending]] <= now:
                 bytes_now -= freed[ops[ending]]
                 ending += 1
             while sending < sent[d + 1] and delivery[sends[sending]] <= now:
                 bytes_now -= freed[n + sends[sending]]
                 sending += 1
             if starts <= arrives:
-                bytes_now += taken[ops[op]]
+                bytes_now += allocated[ops[op]]
                 op += 1
             else:
                 bytes_now += size[copies + received[arrival]]
                 arrival += 1
-            most = max(most, bytes_now)
-        peak[d] = most
+            highest = max(highest, bytes_now)
+        peak[d] = highest
 
 
 @compiled(inner=True)
 def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Return offsets (D+1,) and the items sorted by device, else in their order; item i is on ``device[i]``."""
-    ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
+    ptr, sorted_items = np.zeros(devices + 1, np.int64), np.empty_like(items)
     for item in items:
         ptr[device[item] + 1] += 1
     ptr = np.cumsum(ptr)
-    at = ptr.copy()
+    cursor = ptr.copy()
     for item in items:
-        found[at[device[item]]] = item
-        at[device[item]] += 1
-    return ptr, found
+        sorted_items[cursor[device[item]]] = item
+        cursor[device[item]] += 1
+    return ptr, sorted_items
 
 
 @compiled(inner=True)

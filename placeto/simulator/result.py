@@ -44,8 +44,8 @@ class PlacementResult:
         used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
         spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
         fits = "fits" if self.fits else "doesn't fit"
-        of = f"{self.problem.graph.name!r}, {self.problem.graph.mode}"
-        return f"PlacementResult({of}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
+        what = f"{self.problem.graph.name!r}, {self.problem.graph.mode}"
+        return f"PlacementResult({what}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
 
     def schedule(self) -> Schedule:
         """Simulate the placement, and return its schedule; the makespan is `makespan_us`."""

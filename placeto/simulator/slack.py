@@ -58,38 +58,38 @@ def fill_slack(
             free = finish[i]
             if op_time[i * d + src] != 0.0:
                 free += flat.overhead_us[device0 + src]
-            least = min(op_slack[i], next_start[src] - free + next_slack[src])
+            slack = min(op_slack[i], next_start[src] - free + next_slack[src])
             for k in range(out_ptr[i], out_ptr[i + 1]):
                 child = out_child[k]
                 if placement[child] == src:
-                    least = min(least, start[child] - finish[i] + op_slack[child])
-            op_slack[i] = least
-            next_start[src], next_slack[src] = start[i], least
+                    slack = min(slack, start[child] - finish[i] + op_slack[child])
+            op_slack[i] = slack
+            next_start[src], next_slack[src] = start[i], slack
         else:
             send = i - n
             tensor, dst = send_tensor[send], send_dst[send]
             producer = tensor_src[tensor]
             src = placement[producer]
             if free_links:
-                least = makespan - send_finish[send]
+                slack = makespan - send_finish[send]
             else:
                 link = d + (src * d + dst if pair else src)
-                least = next_start[link] - (send_finish[send] + gap) + next_slack[link]
+                slack = next_start[link] - (send_finish[send] + gap) + next_slack[link]
             if len(path_link) > 0:
                 size = flat.tensor_bytes[tensor0 + tensor]
                 for k in range(path_ptr[src * d + dst], path_ptr[src * d + dst + 1]):
                     busy = size / flat.shared_bandwidth[shared0 + path_link[k]]
-                    least = min(least, next_shared[path_link[k]] - (send_start[send] + busy))
+                    slack = min(slack, next_shared[path_link[k]] - (send_start[send] + busy))
             for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
                 child = tensor_child[k]
                 s = placement[child]
                 if s == dst or (dst < 0 and s != src):
-                    least = min(least, start[child] - send_finish[send] + op_slack[child])
-            send_slack[send] = least
+                    slack = min(slack, start[child] - send_finish[send] + op_slack[child])
+            send_slack[send] = slack
             if not free_links:
-                next_start[link], next_slack[link] = send_start[send], least
+                next_start[link], next_slack[link] = send_start[send], slack
             if len(path_link) > 0:
                 for k in range(path_ptr[src * d + dst], path_ptr[src * d + dst + 1]):
-                    next_shared[path_link[k]] = send_start[send] + least
+                    next_shared[path_link[k]] = send_start[send] + slack
             # The producer starts before its sends, so the backward pass visits it later.
-            op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + least)
+            op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + slack)

@@ -62,7 +62,7 @@ def in_parts(work: Callable[[int, int], object], count: int, several: bool) -> N
     """Call ``work(first, last)`` for ``range(count)``, or with `several` for a part of it in each thread."""
     parts = min(threads(), count) if several else 1
     ends = [count * part // parts for part in range(parts + 1)] if parts > 1 else [0, count]
-    others = [pool("rows", parts - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
+    futures = [pool("rows", parts - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
     work(*ends[:2])
-    for other in others:
-        other.result()
+    for future in futures:
+        future.result()

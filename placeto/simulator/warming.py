@@ -81,10 +81,10 @@ def _compiling_logged() -> Iterator[None]:
 
 
 def _tiny(cluster: Cluster, several: bool, large: bool) -> PlacementProblem:
-    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # with modules, since kernels group such ops
+    fields = {"module": "m", "flops": 1e6, "outputs": [4]}  # with modules, since kernels group such ops
     names = FOR_LARGE[1:] if large else f"{FOR_LARGE[1:]}e"
-    head = {"name": "m/a", **of}
-    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in names]
+    head = {"name": "m/a", **fields}
+    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **fields} for name in names]
     if several:
         facts = {"micro_batch": 0, "pass": "forward"}, {"micro_batch": 0, "pass": "backward"}
         tail = [

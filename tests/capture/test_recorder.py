@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import capture_training, trace_inference
-from placeto.capture import captured_step as steps
+from placeto.capture import capture_training, step_tracer, trace_inference
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.recorder import functional, mutates, record
 from placeto.errors import CaptureError
@@ -86,7 +85,7 @@ def test_what_is_changed_in_place_and_nobody_else_shows_takes_one_pass(
 ) -> None:
     """The counter of calls is written back in the end, in either case."""
     seconds = []
-    monkeypatch.setattr(steps, "functional", lambda *given: seconds.append(given) or functional(*given))
+    monkeypatch.setattr(step_tracer, "functional", lambda *given: seconds.append(given) or functional(*given))
     module, x = Made(changing, layer=nn.Linear(4, 4), change=change), torch.randn(3, 4)
     module.register_buffer("calls", torch.zeros((), dtype=torch.long))
     traced = trace_inference(module, [x]).traced

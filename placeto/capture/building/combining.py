@@ -36,7 +36,7 @@ def sums_of(
     """
     place = {node: number for number, node in enumerate(latest)}
     nodes = [(node, output) for output, node in enumerate(outputs) if node is not None]
-    found = []
+    combined = []
     # of parameters that have one gradient, the last one comes first
     for node, output in sorted(nodes, key=lambda pair: (place[pair[0]], -pair[1])):
         value, weight = builder.values.get(node), builder.values[weights[output - 1]] if output else None
@@ -46,18 +46,18 @@ def sums_of(
             layout, name = node.meta["val"], builder.records[weight.op]["name"] if weight else ""
             record = _record(builder, aten.add.Tensor, label, [layout, layout], layout)
             source, after = (value.op, value.output), latest[node]
-            found.append(Combined(output, source, record, after, name, label.call, calls_of(label, calls)))
-    return found
+            combined.append(Combined(output, source, record, after, name, label.call, calls_of(label, calls)))
+    return combined
 
 
 def joins_of(builder: OpBuilder, outputs: Sequence[Node], joined: Sequence[bool], count: int) -> list[Combined]:
     """What is joined over so many micro-batches: those outputs of an inference for which `joined` is true."""
-    found = []
+    combined = []
     for output, node in compress(enumerate(outputs), joined):
         value, layouts = builder.values.get(node), [node.meta["val"]] * count
         record = _record(builder, aten.cat.default, Label(), layouts, torch.cat(layouts))
-        found.append(Combined(output, (value.op, value.output) if isinstance(value, MadeBy) else None, record))
-    return found
+        combined.append(Combined(output, (value.op, value.output) if isinstance(value, MadeBy) else None, record))
+    return combined
 
 
 def carried_by(builder: OpBuilder, written: Mapping[Node, Node]) -> list[Carried]:
@@ -68,8 +68,8 @@ def carried_by(builder: OpBuilder, written: Mapping[Node, Node]) -> list[Carried
         written: buffer -> the value that is written to it.
     """
     values = {id(builder.values.get(node)): builder.values.get(value) for node, value in written.items()}
-    made = [(op, place, values.get(id(buffer))) for op, place, buffer in builder.read]
-    return [Carried(op, place, (tensor.op, tensor.output)) for op, place, tensor in made if isinstance(tensor, MadeBy)]
+    reads = [(op, place, values.get(id(buffer))) for op, place, buffer in builder.read]
+    return [Carried(op, place, (tensor.op, tensor.output)) for op, place, tensor in reads if isinstance(tensor, MadeBy)]
 
 
 def calls_of(label: Label, calls: Mapping[str, int]) -> int:
@@ -77,13 +77,13 @@ def calls_of(label: Label, calls: Mapping[str, int]) -> int:
     return 0 if label.call == NO_CALL else calls.get(label.module, 1)
 
 
-def _record(builder: OpBuilder, target: Any, label: Label, layouts: Sequence[Tensor], made: Tensor) -> dict[str, Any]:
+def _record(builder: OpBuilder, target: Any, label: Label, layouts: Sequence[Tensor], result: Tensor) -> dict[str, Any]:
     """The record, without name and inputs, of an op that makes one tensor of several of these layouts."""
     graph = Graph()
     parts = [graph.placeholder("part") for _ in layouts]
     for part, layout in zip(parts, layouts, strict=True):
         part.meta["val"] = layout
     node = graph.call_function(target, tuple(parts) if target is aten.add.Tensor else (parts,))
-    node.meta["val"] = made
-    record = {"type": str(target.overloadpacket), "module": label.module, "outputs": [tensor_bytes(made)]}
+    node.meta["val"] = result
+    record = {"type": str(target.overloadpacket), "module": label.module, "outputs": [tensor_bytes(result)]}
     return record | {"pass": label.part} | builder.cost(node)

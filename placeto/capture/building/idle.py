@@ -31,22 +31,22 @@ def homes(idle: Sequence[BufferValue | ParameterValue], records: Sequence[Mappin
             if (record["type"] == "parameter") == stands_for_parameter:
                 first.setdefault(record["module"], op)
     busy = {".".join(path.split(".")[:depth]) for path in first for depth in range(1, path.count(".") + 2)}
-    found: list[int | str] = []
-    for one in idle:
-        module = one.path.rpartition(".")[0]
-        found.append(first[module] if module in first else _topmost(one.path, busy))
-    names = {home: 0 for home in found if isinstance(home, str)}
+    places: list[int | str] = []
+    for tensor in idle:
+        module = tensor.path.rpartition(".")[0]
+        places.append(first[module] if module in first else _topmost(tensor.path, busy))
+    names = {home: 0 for home in places if isinstance(home, str)}
     if len(names) > MOST_GROUPS:
-        for one, home in zip(idle, found, strict=True):
+        for tensor, home in zip(idle, places, strict=True):
             if isinstance(home, str):
-                names[home] += one.bytes
-        total, before = max(sum(names.values()), 1), 0
-        of = {}
+                names[home] += tensor.bytes
+        total, bytes_before = max(sum(names.values()), 1), 0
+        parts = {}
         for name, size in names.items():
-            of[name] = f"part {min(before * MOST_GROUPS // total, MOST_GROUPS - 1)}"
-            before += size
-        found = [of[home] if isinstance(home, str) else home for home in found]
-    return found
+            parts[name] = f"part {min(bytes_before * MOST_GROUPS // total, MOST_GROUPS - 1)}"
+            bytes_before += size
+        places = [parts[home] if isinstance(home, str) else home for home in places]
+    return places
 
 
 def _topmost(path: str, busy: set[str]) -> str:

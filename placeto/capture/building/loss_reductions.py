@@ -22,7 +22,7 @@ class LossWarning(UserWarning):
     """The loss of a step in micro-batches isn't the loss of the whole batch."""
 
 
-def other_meaning(traced: GraphModule, rows: int, given: Mapping[Node, Any]) -> str:
+def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> str:
     """Say why the mean over micro-batches isn't the loss of the batch; "" if that can't be seen.
 
     Ops that combine single numbers are followed back to those that make numbers of tensors. A sum that is divided by
@@ -31,13 +31,13 @@ def other_meaning(traced: GraphModule, rows: int, given: Mapping[Node, Any]) -> 
     Args:
         traced: a training step of a micro-batch, functional; its first output is the loss divided by their number.
         rows: the number of samples of a micro-batch.
-        given: each input that micro-batches split -> its values for the whole batch.
+        batch: each input that micro-batches split -> its values for the whole batch.
     """
     loss = next(iter(traced.graph.find_nodes(op="output"))).args[0][0]
     pending, seen = [(loss.args[0], False)], set[Node]()
     while pending:
         node, divided = pending.pop()
-        if node in seen or node.op != "call_function" or not needed_by([node]) & given.keys():
+        if node in seen or node.op != "call_function" or not needed_by([node]) & batch.keys():
             continue
         seen.add(node)
         if node.target is operator.getitem:
@@ -49,7 +49,7 @@ def other_meaning(traced: GraphModule, rows: int, given: Mapping[Node, Any]) -> 
             if named.get("weight") is not None:
                 return "it weights classes, and each micro-batch divides by the weights of its own targets"
             ignored = named.get("ignore_index")
-            if ignored != _IGNORED or _holds(cast(Node, node.args[_TARGET]), ignored, given):
+            if ignored != _IGNORED or _holds(cast(Node, node.args[_TARGET]), ignored, batch):
                 return "it ignores some targets, and micro-batches count alike however many they have left"
         elif reduction is None and all(map(_is_number, node.all_input_nodes)):
             by = node.args[-1] if getattr(node.target, "overloadpacket", None) is aten.div else None
@@ -72,8 +72,8 @@ def _is_number(node: Node) -> bool:
     return all(isinstance(part, Tensor) and part.numel() == 1 for part in parts)
 
 
-def _holds(target: Node, ignored: Any, given: Mapping[Node, Any]) -> bool:
+def _holds(target: Node, ignored: Any, batch: Mapping[Node, Any]) -> bool:
     """Whether a tensor of integers that the targets are made of holds the value that is ignored."""
-    values = (given[node] for node in needed_by([target]) if node in given)
+    values = (batch[node] for node in needed_by([target]) if node in batch)
     tensors = (value for value in values if isinstance(value, Tensor) and not value.is_meta)
-    return any(not one.is_floating_point() and bool((one == ignored).any()) for one in tensors)
+    return any(not tensor.is_floating_point() and bool((tensor == ignored).any()) for tensor in tensors)

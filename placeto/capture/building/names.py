@@ -50,16 +50,16 @@ def with_names(
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     own_nodes = {node.name: node for node in traced.graph.nodes}
     labels = [own_nodes[names[0]].meta["label"] for names in nodes]
-    known: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
+    sources: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
     for node, path in zip(placeholders[first:], buffers, strict=False):
-        known[node] = "tensor", path
+        sources[node] = "tensor", path
     for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
-        known[node] = "input", name
+        sources[node] = "input", name
     tensors: list[dict[str, None]] = [dict.fromkeys(also.get(name, ())) for name in graph.op_names]
     arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
     op_of = {node: op for op, names in enumerate(nodes) for node in names}
     # node that no op stands for -> the placeholders that it is made from
-    behind: dict[Node, dict[Node, None]] = {node: {node: None} for node in known}
+    behind: dict[Node, dict[Node, None]] = {node: {node: None} for node in sources}
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
@@ -69,7 +69,7 @@ def with_names(
             behind[node] = read
             continue
         for source in read:
-            kind, name = known[source]
+            kind, name = sources[source]
             if kind == "tensor":
                 tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
             elif not node.meta["label"].backward:
@@ -120,13 +120,13 @@ def _shared_with(
 
     names: list[tuple[str, ...]] = [()] * graph.num_ops
     for path, makers in shared.items():
-        unit, others = unit_of(path), dict[str, None]()
+        unit, owners = unit_of(path), dict[str, None]()
         for maker in makers.keys() - weights:
-            others |= dict.fromkeys(other for other in where(maker) if not inside(other, unit))
+            owners |= dict.fromkeys(path_of_owner for path_of_owner in where(maker) if not inside(path_of_owner, unit))
         ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
         there = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
         if path in leaves and path and there:
-            names[there[0]] = tuple(sorted({*names[there[0]], *others}))
+            names[there[0]] = tuple(sorted({*names[there[0]], *owners}))
     return tuple(names)
 
 
@@ -141,13 +141,13 @@ def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module:
     Returns:
         The names that were added.
     """
-    known = {name for names in tensors for name in names} | set(graph.op_names)
+    named = {name for names in tensors for name in names} | set(graph.op_names)
     paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
     owners = {path.rpartition(".")[0] for path in paths} - {""}
     computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
     keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
     also = _other_names(module)
-    unread = [name for path in paths if path not in known for name in (path, *also.get(path, ()))]
+    unread = [name for path in paths if path not in named for name in (path, *also.get(path, ()))]
     tensors[keeper] |= dict.fromkeys(unread)
     return frozenset(unread)
 

@@ -130,7 +130,7 @@ class OpBuilder:
             self.leader[op] = op = self.leader[self.leader[op]]
         return op
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, first: int, second: int) -> None:
         """Colocate two ops."""
-        one, other = sorted((self.find(one), self.find(other)))
-        self.leader[other] = one
+        first, second = sorted((self.find(first), self.find(second)))
+        self.leader[second] = first

@@ -83,14 +83,14 @@ def step_of(
         if node.op == "call_function" and node not in left_out:
             builder.values[node] = _visit(builder, node)
         latest[node] = len(builder.records) - 1
-    outputs, kept = _outputs(traced), list[str]()
+    outputs, trained_names = _outputs(traced), list[str]()
     if mode == "training":
         nodes = dict(zip(parameters, placeholders, strict=False))
         weights, outputs = [nodes[path] for path in trained], outputs[: 1 + len(trained)]
-        kept = _trained(builder, weights, outputs[1:])
+        trained_names = _trained(builder, weights, outputs[1:])
         combined = sums_of(builder, outputs, weights, latest, calls)
-        made = builder.values.get(outputs[0])
-        hold_back(builder.records, builder.labels, builder.random, made.op if isinstance(made, MadeBy) else None)
+        loss = builder.values.get(outputs[0])
+        hold_back(builder.records, builder.labels, builder.random, loss.op if isinstance(loss, MadeBy) else None)
     else:
         combined = joins_of(builder, outputs, joined, micro_batches)
     until = _held(builder, latest, outputs, mode == "training")
@@ -109,7 +109,7 @@ def step_of(
         micro_batches,
         tuple(combined),
         tuple(carried_by(builder, written)),
-        tuple(kept),
+        tuple(trained_names),
         call=np.array([label.call for label in builder.labels]),
         calls=np.array([calls_of(label, calls) for label in builder.labels]),
         repeated=np.array(builder.repeated),
@@ -143,21 +143,21 @@ def _held(
     If it never is, the number of ops stands in place of an op. An inference keeps what it returns: autograd, with which
     it is traced, would keep more. The loss takes a few bytes, so that only the rest of its storage is held.
     """
-    found: dict[tuple[int, int], int] = {}
+    last_ops: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
-        held = node.meta.get(HELD)
-        if held == KEPT:
-            until = len(builder.records) if training or node in outputs else None
+        last_node = node.meta.get(HELD)
+        if last_node == KEPT:
+            last_op = len(builder.records) if training or node in outputs else None
         else:
-            until = latest.get(held) if held is not None else None
-        if until is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
+            last_op = latest.get(last_node) if last_node is not None else None
+        if last_op is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
-            found[key] = max(found.get(key, until), until)
-    found |= {rest: found.get(tensor, tensor[0]) for rest, tensor in builder.rests.items()}
+            last_ops[key] = max(last_ops.get(key, last_op), last_op)
+    last_ops |= {rest: last_ops.get(tensor, tensor[0]) for rest, tensor in builder.rests.items()}
     loss = builder.values.get(outputs[0]) if training else None
     if isinstance(loss, MadeBy):
-        found.pop((loss.op, loss.output), None)
-    return found
+        last_ops.pop((loss.op, loss.output), None)
+    return last_ops
 
 
 def _visit(builder: OpBuilder, node: Node) -> Any:
@@ -188,8 +188,8 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
-        made = [MadeBy(op, i) for i in range(len(outputs))]
-        return tuple(made) if isinstance(value, list | tuple) else made[0]
+        values = [MadeBy(op, i) for i in range(len(outputs))]
+        return tuple(values) if isinstance(value, list | tuple) else values[0]
     cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
     if cast in builder.casts:
         return _show(builder, node, builder.casts[cast])
@@ -197,10 +197,10 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     # an empty output is left out, as a kernel that leaves one unused returns it, but not if the first one is empty
     nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()
     used = [o if isinstance(o, Tensor) and (o.numel() or nothing) else None for o in outputs]
-    there = [o for o in used if o is not None]
-    sizes = list(map(tensor_bytes, there))
+    tensors = [o for o in used if o is not None]
+    sizes = list(map(tensor_bytes, tensors))
     op = builder.add(node, label, kind, name, inputs, sizes, shared=cast is not None)  # a cast serves all micro-batches
-    builder.add_rests(op, node, there)
+    builder.add_rests(op, node, tensors)
     builder.read += [
         (op, sum(isinstance(builder.values.get(before), MadeBy) for before in sources[:place]), value)
         for place, value in enumerate(map(builder.values.get, sources))
@@ -225,7 +225,7 @@ def _tensor(builder: OpBuilder, node: Node) -> Any:
     label, shown = Label(value.path.rpartition(".")[0]), value.shown
     op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes], shared=True)
     builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0, "dtype": dtype(shown[0])}
-    builder.nodes[op] = [other.name for other in shown]
+    builder.nodes[op] = [view.name for view in shown]
     value.used = MadeBy(op, 0)
     builder.values |= dict.fromkeys(shown, value.used)
     return value.used
@@ -264,36 +264,36 @@ def _settle(builder: OpBuilder, op: int, sources: Sequence[Node]) -> None:
 
 def _trained(builder: OpBuilder, parameters: Sequence[Node], gradients: Sequence[Node | None]) -> list[str]:
     """Count the bytes of the parameters that have a gradient as trained; return the names of their ops."""
-    found = []
+    names = []
     for parameter, gradient in zip(parameters, gradients, strict=True):
         weight = builder.values[parameter]
         if isinstance(weight, MadeBy) and gradient is not None:
             record = builder.records[weight.op]
             record["trained_bytes"] = record["param_bytes"]
-            found.append(record["name"])
-    return found
+            names.append(record["name"])
+    return names
 
 
 def _add_idle(builder: OpBuilder, placeholders: Sequence[Node]) -> None:
     """Add the parameters and buffers that no op reads; see `placeto.capture.building.idle`."""
-    known = ((node, builder.values.get(node)) for node in placeholders)
+    values = ((node, builder.values.get(node)) for node in placeholders)
     idle: dict[Node, BufferValue | ParameterValue] = {
         node: value
-        for node, value in known
+        for node, value in values
         if isinstance(value, ParameterValue) or (isinstance(value, BufferValue) and value not in builder.counted)
     }
-    kept: dict[int | str, int] = {}  # home -> an op there
-    for (node, one), home in zip(idle.items(), homes(list(idle.values()), builder.records), strict=True):
-        is_buffer = isinstance(one, BufferValue)
+    first_ops: dict[int | str, int] = {}  # home -> an op there
+    for (node, tensor), home in zip(idle.items(), homes(list(idle.values()), builder.records), strict=True):
+        is_buffer = isinstance(tensor, BufferValue)
         if isinstance(home, int) and is_buffer and builder.records[home]["type"] != "parameter":
-            _count(builder.records[home], one.bytes)
+            _count(builder.records[home], tensor.bytes)
             continue
-        kind, made = ("buffer", []) if is_buffer else ("parameter", [one.bytes])
-        op = builder.add(node, Label(one.path.rpartition(".")[0]), kind, one.path, [], made, shared=True)
-        if isinstance(one, ParameterValue):
-            builder.nodes[op] = [shown.name for shown in one.shown]
-        _count(builder.records[op], one.bytes)
-        builder.join(kept.setdefault(home, home if isinstance(home, int) else op), op)
+        kind, outputs = ("buffer", []) if is_buffer else ("parameter", [tensor.bytes])
+        op = builder.add(node, Label(tensor.path.rpartition(".")[0]), kind, tensor.path, [], outputs, shared=True)
+        if isinstance(tensor, ParameterValue):
+            builder.nodes[op] = [shown.name for shown in tensor.shown]
+        _count(builder.records[op], tensor.bytes)
+        builder.join(first_ops.setdefault(home, home if isinstance(home, int) else op), op)
 
 
 def _count(record: dict[str, Any], size: int) -> None:

@@ -34,7 +34,7 @@ def with_optimizer_step(
     """
     check_choice(optimizer, OPTIMIZERS, "optimizer", ValueError)
     records = graph.to_ops()
-    kept = 1 + OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
+    accesses = 1 + OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
     for path, gradient in gradients.items():
         parameter: dict[str, Any] = records[graph.index[path]]
         mixed = master_weights and parameter.get("dtype") in HALVES
@@ -42,7 +42,7 @@ def with_optimizer_step(
             "name": f"{path}/{optimizer}",
             "type": f"optimizer.{optimizer}",
             "module": parameter.get("module", ""),
-            "bytes_accessed": float((2 + 4 * kept if mixed else 1 + 2 * kept) * parameter["param_bytes"]),
+            "bytes_accessed": float((2 + 4 * accesses if mixed else 1 + 2 * accesses) * parameter["param_bytes"]),
             "inputs": [(path, 0), *([gradient] if gradient else [])],
         }
         label = parameter.setdefault("colocation", f"of {path}")

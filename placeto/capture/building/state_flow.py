@@ -58,16 +58,16 @@ def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int
 
 def _dependent(node: Node) -> list[Node]:
     """The nodes that depend on the values of a node: the output of a batch norm doesn't depend on its statistics."""
-    found: list[Node] = []
+    dependents: list[Node] = []
     for user in node.users:
         packet = getattr(user.target, "overloadpacket", None)
         if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
             continue
         if node not in _statistics(user):
-            found.append(user)
+            dependents.append(user)
         elif user.target is aten._native_batch_norm_legit_functional.default:  # it returns the new statistics last
-            found += [item for item in user.users if item.args[1] >= _STATISTICS.start]  # type: ignore[operator]
-    return found
+            dependents += [item for item in user.users if item.args[1] >= _STATISTICS.start]  # type: ignore[operator]
+    return dependents
 
 
 def _statistics(node: Node) -> list[Node]:
@@ -75,5 +75,5 @@ def _statistics(node: Node) -> list[Node]:
     training = _TRAINING.get(node.target)
     if training is None or node.args[training] is not True:
         return []
-    given = [one for one in node.args[_STATISTICS] if isinstance(one, Node)]
-    return [one for one in given if one not in (*node.args[: _STATISTICS.start], *node.args[_STATISTICS.stop :])]
+    running = [stat for stat in node.args[_STATISTICS] if isinstance(stat, Node)]
+    return [stat for stat in running if stat not in (*node.args[: _STATISTICS.start], *node.args[_STATISTICS.stop :])]

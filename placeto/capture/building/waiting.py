@@ -34,13 +34,13 @@ def hold_back(
     for op, sources in enumerate(producers):
         for source in sources:
             consumers[source].append(op)
-    given = _gradients_given(producers, labels)
+    last_gradient = _gradients_given(producers, labels)
     after_loss = () if loss is None else reached([loss], consumers.__getitem__)
     signals: dict[int, int] = {}  # op -> its output of 0 bytes
     for op, sources in enumerate(producers):
         label, awaited = labels[op], None
         if label.backward and not any(labels[source].backward for source in sources):
-            awaited = None if label.node is None else given.get(label.node)
+            awaited = None if label.node is None else last_gradient.get(label.node)
             if awaited is None and op not in after_loss:
                 awaited = loss
         elif not label.backward and op in random and not sources:
@@ -54,15 +54,15 @@ def hold_back(
 
 def _gradients_given(producers: Sequence[set[int]], labels: Sequence[Label]) -> dict[int, int]:
     """Node of autograd -> the op that makes the last of the gradients that the node is given."""
-    found: dict[int, int] = defaultdict(lambda: -1)
+    last_gradient: dict[int, int] = defaultdict(lambda: -1)
     for op, sources in enumerate(producers):
         label = labels[op]
         if not label.backward or label.recomputed or label.node is None:
             continue
         for source in sources:
             if labels[source].backward and labels[source].node != label.node:
-                found[label.node] = max(found[label.node], source)
-    return dict(found)
+                last_gradient[label.node] = max(last_gradient[label.node], source)
+    return dict(last_gradient)
 
 
 def _partner(
@@ -85,6 +85,6 @@ def _partner(
             earlier = [source for source in producers[user] if records[source]["type"] != "parameter" and source < op]
             if earlier:
                 return max(earlier)
-            for other in consumers[user]:
-                heapq.heappush(pending, other)
+            for consumer in consumers[user]:
+                heapq.heappush(pending, consumer)
     return None

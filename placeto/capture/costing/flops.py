@@ -50,10 +50,10 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
 
 def uncounted(graph: ComputationGraph) -> str:
     """One line about the computing ops of a captured graph that have no formula, "" if all have one."""
-    found = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
-    if all(kind.startswith("onnx.") for kind in found):
-        return told(found)
-    return f"{told(found)}; torch.utils.flop_counter.register_flop_formula gives them one"
+    counts = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
+    if all(kind.startswith("onnx.") for kind in counts):
+        return told(counts)
+    return f"{told(counts)}; torch.utils.flop_counter.register_flop_formula gives them one"
 
 
 def _packet(kind: str) -> Any:

@@ -40,7 +40,7 @@ def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
     return 0
 
 
-def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name: str) -> list[bool]:
+def joined(traced: GraphModule, batch: Sequence[Node], state: Sequence[Node], name: str) -> list[bool]:
     """Whether each output of a micro-batch is joined with those of the others: tensors with a row for each sample are.
 
     Other outputs, which don't depend on the batch, are those of the first micro-batch.
@@ -48,15 +48,15 @@ def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name
     Args:
         traced: one micro-batch.
         batch: the inputs that micro-batches split.
-        own: the inputs that are parameters and buffers.
+        state: the inputs that are parameters and buffers.
         name: the name of the graph, for messages.
 
     Raises:
         CaptureError: another tensor depends on the batch, such as a mean.
     """
     length = len(batch[0].meta["val"])
-    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, own))
-    found = []
+    of_batch, of_module = (reached(roots, lambda node: node.users) for roots in (batch, state))
+    flags = []
     for node in traced.graph.find_nodes(op="output")[0].args[0]:
         layout = node.meta["val"]
         has_rows = layout.dim() > 0 and len(layout) == length
@@ -65,8 +65,8 @@ def joined(traced: GraphModule, batch: Sequence[Node], own: Sequence[Node], name
                 f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of {length}, "
                 "which can't be joined: return one row for each sample, or use micro_batches=1"
             )
-        found.append(has_rows and (node in of_batch or node not in of_module))
-    return found
+        flags.append(has_rows and (node in of_batch or node not in of_module))
+    return flags
 
 
 class Sizes:
@@ -92,9 +92,9 @@ class Sizes:
 
         def noting(path: str) -> Callable[..., None]:
             def hook(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-                given = next(iter((*arguments, *named.values())), None)
-                if isinstance(given, Tensor):
-                    lengths.append((path, type(layer).__name__, len(given)))
+                sequence = next(iter((*arguments, *named.values())), None)
+                if isinstance(sequence, Tensor):
+                    lengths.append((path, type(layer).__name__, len(sequence)))
 
             return hook
 
@@ -117,8 +117,8 @@ class Sizes:
         """
         if not self._outputs:
             return
-        for (path, kind, length), (other, _, shorter) in zip(*self._lengths, strict=False):
-            if path == other and shorter < length:
+        for (path, kind, length), (same_path, _, shorter) in zip(*self._lengths, strict=False):
+            if path == same_path and shorter < length:
                 layer = f"module {path!r} ({kind})" if path else "the module"
                 raise CaptureError(
                     f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its "
@@ -128,17 +128,17 @@ class Sizes:
         if self._kept is None:
             return
         whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
-        for batch, one in zip_longest(whole, part):
-            if batch != one:
+        for batch, part_leaf in zip_longest(whole, part):
+            if batch != part_leaf:
                 raise CaptureError(
-                    f"{name}: the module returns {one!r} for a micro-batch and {batch!r} for the whole batch, and only "
-                    "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+                    f"{name}: the module returns {part_leaf!r} for a micro-batch and {batch!r} for the whole batch, "
+                    "and only tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
                 )
         whole, part = ([leaf.shape for leaf in leaves if isinstance(leaf, Tensor)] for leaves in self._outputs)
-        for batch, one in zip(whole, part, strict=False):
-            if batch[1:] != one[1:]:
+        for batch, part_leaf in zip(whole, part, strict=False):
+            if batch[1:] != part_leaf[1:]:
                 raise CaptureError(
-                    f"{name}: the module returns a tensor of shape {tuple(one)} for a micro-batch and of shape "
+                    f"{name}: the module returns a tensor of shape {tuple(part_leaf)} for a micro-batch and of shape "
                     f"{tuple(batch)} for the whole batch, so that dimension 0 of its output isn't the batch: return "
                     "one row for each sample, or use micro_batches=1"
                 )

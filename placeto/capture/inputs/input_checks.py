@@ -80,12 +80,12 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
         CaptureError: inputs are neither a sequence nor a mapping, targets are no sequence, a tensor among them is
             sparse or nested, or an object that can't be opened has tensors.
     """
-    for what, values in (("inputs", inputs), ("targets", targets)):
-        named = what == "inputs" and isinstance(values, Mapping)
+    for role, values in (("inputs", inputs), ("targets", targets)):
+        named = role == "inputs" and isinstance(values, Mapping)
         if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
-            raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
-    given: Any = inputs, targets
-    for leaf in tree_leaves(opened(tuple(map(plain, given)))):
+            raise CaptureError(f"{name}: {role} must be a sequence of arguments, such as [x], not {describe(values)}")
+    arguments: Any = inputs, targets
+    for leaf in tree_leaves(opened(tuple(map(plain, arguments)))):
         if isinstance(leaf, Tensor) and _is_without_strides(leaf):
             raise CaptureError(f"{name}: an argument is a {_layout(leaf)} tensor: {NO_LAYOUT}")
         if hides_tensors(leaf):
@@ -95,13 +95,13 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
             )
 
 
-def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object, name: str) -> None:
+def check_split(inputs: Any, targets: Any, loss_tensors: Sequence[Tensor], count: object, name: str) -> None:
     """Refuse a number of micro-batches that is none, or into which the batch can't be split.
 
     Args:
         inputs: arguments of the module.
         targets: further arguments of the loss.
-        held: tensors that the loss reads without getting them as arguments.
+        loss_tensors: tensors that the loss reads without getting them as arguments.
         count: the number of micro-batches.
         name: the name of the graph, for messages.
 
@@ -137,15 +137,15 @@ def check_split(inputs: Any, targets: Any, held: Sequence[Tensor], count: object
             f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
             "divides it"
         )
-    given = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
-    square = next((leaf for leaf in given[1:] if leaf.shape[:2] == (length, length)), None)
+    tensors = [leaf for leaf in tree_leaves(plain(inputs)) if isinstance(leaf, Tensor)]
+    square = next((leaf for leaf in tensors[1:] if leaf.shape[:2] == (length, length)), None)
     if length == count and square is not None:
         raise CaptureError(
             f"{name}: an input of shape {tuple(square.shape)} is as long as the batch in two dimensions, as a mask is, "
             "and each micro-batch of 1 sample would get a row of it: choose another size of the batch, or fewer "
             "micro-batches"
         )
-    for tensor in held:
+    for tensor in loss_tensors:
         if is_split(tensor, length):
             raise CaptureError(
                 f"{name}: the loss uses a tensor of shape {tuple(tensor.shape)} that isn't an argument of it, so that "

@@ -22,13 +22,13 @@ def requiring_grad(*arguments: Any) -> list[Tensor]:
 
 
 def gradients_of(
-    loss: Tensor, wanted: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
+    loss: Tensor, tensors: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[Tensor | None, ...]:
     """The gradient of a loss for each wanted tensor, None where the loss doesn't depend on the tensor.
 
     Args:
         loss: a tensor of one number.
-        wanted: all tensors that may get a gradient.
+        tensors: all tensors that may get a gradient.
         name: the name of the graph, for messages.
         replaced: `id` -> path of the module's own parameters, which are replaced by others while it is traced.
 
@@ -36,12 +36,12 @@ def gradients_of(
         CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on one of
             the replaced parameters.
     """
-    _check_reached(loss, wanted, name, replaced)
-    return torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True)
+    _check_reached(loss, tensors, name, replaced)
+    return torch.autograd.grad(loss.reshape(()), tensors, allow_unused=True)
 
 
 def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
-    mine = {id(tensor) for tensor in known}
+    known_ids = {id(tensor) for tensor in known}
     fake = isinstance(loss, FakeTensor)
     for node in behind(loss):
         reached = getattr(node, "variable", None)
@@ -52,7 +52,7 @@ def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: M
                 f"{name}: the loss, or forward, holds the parameter {path!r} itself, which is another tensor while the "
                 "module is traced: read it from the module each time"
             )
-        if isinstance(reached, Tensor) and id(reached) not in mine and foreign:
+        if isinstance(reached, Tensor) and id(reached) not in known_ids and foreign:
             raise CaptureError(
                 f"{name}: the loss depends on a trainable tensor of shape {tuple(reached.shape)} that is no parameter "
                 "of the module: make it one (layers in a list go into an nn.ModuleList), or give the loss as an "

@@ -21,30 +21,30 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
     These are the loss itself, the module that it is a method of, and the modules that functions, partials and callable
     objects close over, hold or take from their file.
     """
-    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    module_tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     modules = {id(part) for part in module.modules()}
     paths = [path for path, _ in module.named_modules()]
-    found: dict[str, nn.Module] = {}
+    named_modules: dict[str, nn.Module] = {}
     without: dict[int, nn.Module] = {}
 
     def add(part: nn.Module) -> None:
-        name = "loss" if not found else f"loss_{len(found)}"
+        name = "loss" if not named_modules else f"loss_{len(named_modules)}"
         while any(path == name or path.startswith(f"{name}.") for path in paths):
             name += "_"
-        found[name] = part
+        named_modules[name] = part
 
     for part in _held(loss, 0):
         if isinstance(part, Tensor):
             continue
         tensors = [*part.parameters(), *part.buffers()]
-        if own := [tensor for tensor in tensors if id(tensor) not in known]:
-            known |= set(map(id, own))
+        if new_tensors := [tensor for tensor in tensors if id(tensor) not in module_tensors]:
+            module_tensors |= set(map(id, new_tensors))
             add(part)
         elif not tensors and id(part) not in modules:
             without[id(part)] = part
     for part in without.values():
         add(part)
-    return found
+    return named_modules
 
 
 def tensors_of(loss: Callable[..., Any] | None) -> list[Tensor]:

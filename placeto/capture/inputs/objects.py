@@ -80,9 +80,9 @@ def opened(value: Any, objects: Objects | None = None, every: bool = True, conta
         every: open all objects; if not, only those that hold tensors, or that `objects` has already.
         containers: open lists and dicts as well.
     """
-    found = {} if objects is None else objects
-    numbers = {id(known): number for number, known in found.items()}
-    met: set[int] = set()
+    by_number = {} if objects is None else objects
+    numbers = {id(known): number for number, known in by_number.items()}
+    entered: set[int] = set()
 
     def is_opened(part: Any) -> bool:
         if containers and type(part) in (list, dict):
@@ -93,12 +93,12 @@ def opened(value: Any, objects: Objects | None = None, every: bool = True, conta
         if depth > _DEEPEST or not is_opened(part):
             return part
         number = numbers.setdefault(id(part), len(numbers))
-        found[number] = part
-        if number in met:
+        by_number[number] = part
+        if number in entered:
             return Opened(type(part), number, (), [], again=True)
-        met.add(number)
+        entered.add(number)
         inside = _inside(part)
-        values = [tree_map(lambda one: enter(one, depth + 1), one, is_leaf=is_opened) for one in inside.values()]
+        values = [tree_map(lambda one: enter(one, depth + 1), value, is_leaf=is_opened) for value in inside.values()]
         return Opened(type(part), number, tuple(inside), values)
 
     return tree_map(lambda part: enter(part, 0), value, is_leaf=is_opened)
@@ -112,17 +112,17 @@ def closed(value: Any, objects: Objects | None = None) -> Any:
         objects: an object in it is filled in place with what the `Opened` of its number holds. For any other number,
             and for named tuples, a new object is made and added.
     """
-    made = {} if objects is None else objects
+    by_number = {} if objects is None else objects
 
     def leave(part: Any) -> Any:
         if not isinstance(part, Opened):
             return part
         if issubclass(part.kind, tuple) and not part.again:
-            made[part.number] = tuple.__new__(part.kind, [_closed_in(leave, inside) for inside in part.values])
-            return made[part.number]
-        if part.number not in made:
-            made[part.number] = _blank(part.kind)
-        thing = made[part.number]
+            by_number[part.number] = tuple.__new__(part.kind, [_closed_in(leave, inside) for inside in part.values])
+            return by_number[part.number]
+        if part.number not in by_number:
+            by_number[part.number] = _blank(part.kind)
+        thing = by_number[part.number]
         if not part.again:
             _fill(thing, part.keys, [_closed_in(leave, inside) for inside in part.values])
         return thing
@@ -151,8 +151,8 @@ class Kept:
         leaves, spec = tree_flatten(opened(arguments, dict(self._objects), containers=True))
         before, as_it_was = self._before
         self.changed = spec != as_it_was or not all(
-            one is other or (not isinstance(one, Tensor) and one == other)
-            for one, other in zip(leaves, before, strict=True)
+            value is leaf_before or (not isinstance(value, Tensor) and value == leaf_before)
+            for value, leaf_before in zip(leaves, before, strict=True)
         )
         both = arguments if self.changed else (), output
         leaves, self._spec = tree_flatten(opened(both, dict(self._objects), every=False, containers=True))
@@ -220,16 +220,16 @@ def _inside(thing: Any) -> dict[Any, Any]:
         return dict(thing)
     if isinstance(thing, tuple):
         return dict(zip(thing._fields, thing, strict=True))  # type: ignore[attr-defined]
-    found: dict[Any, Any] = dict(getattr(thing, "__dict__", {}))
+    contents: dict[Any, Any] = dict(getattr(thing, "__dict__", {}))
     if isinstance(thing, dict | list):
         items = dict.items(thing) if isinstance(thing, dict) else enumerate(list.__iter__(thing))
-        found |= {_Item(key): value for key, value in items}
+        contents |= {_Item(key): value for key, value in items}
     for kind in type(thing).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
-                found[name] = getattr(thing, name)
-    return found
+                contents[name] = getattr(thing, name)
+    return contents
 
 
 def _blank(kind: type) -> Any:
@@ -242,21 +242,21 @@ def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
     if type(thing) is list:
         thing[:] = values
     elif type(thing) is dict:
-        made = dict(zip(keys, values, strict=True))
+        contents = dict(zip(keys, values, strict=True))
         thing.clear()
-        thing.update(made)
+        thing.update(contents)
     else:
-        made = dict(zip(keys, values, strict=True))
-        items = {key.key: made.pop(key) for key in keys if isinstance(key, _Item)}
+        contents = dict(zip(keys, values, strict=True))
+        items = {key.key: contents.pop(key) for key in keys if isinstance(key, _Item)}
         if isinstance(thing, dict):
             dict.clear(thing)
             dict.update(thing, items)
         elif isinstance(thing, list):
             list.__setitem__(thing, slice(None), list(items.values()))
-        for key in set(_inside(thing)) - set(made):
+        for key in set(_inside(thing)) - set(contents):
             if not isinstance(key, _Item):
                 object.__delattr__(thing, key)
-        for key, value in made.items():
+        for key, value in contents.items():
             object.__setattr__(thing, key, value)
 
 

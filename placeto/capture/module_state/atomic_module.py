@@ -35,8 +35,8 @@ class Whole(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        for key, other in others.items():
-            self.add_module(key, other)
+        for key, part in others.items():
+            self.add_module(key, part)
         self.function = function
         self.title = name
 
@@ -48,13 +48,13 @@ class Whole(nn.Module):
                 another, has another shape or dtype; or only one of two modules that share a buffer assigns it.
         """
         parts = dict(self.named_modules())
-        given = {path: dict(part._buffers) for path, part in parts.items()}
+        saved = {path: dict(part._buffers) for path, part in parts.items()}
         owned = {path: dict(part._parameters) for path, part in parts.items()}
         with _in_place(self.title):
             outputs = self.function(arguments, extra)
         for path, part in parts.items():
             self._check_parameters(path, part, owned[path])
-        buffers = [(path, parts[path], name, buffer) for path, of in given.items() for name, buffer in of.items()]
+        buffers = [(path, parts[path], name, buffer) for path, old in saved.items() for name, buffer in old.items()]
         return self._keep(buffers, outputs)
 
     def _keep(
@@ -75,19 +75,19 @@ class Whole(nn.Module):
                     f"{self.title}: {where} assigns its buffer {name!r} anew, which was {was}, as {became}: "
                     "give it its last shape and dtype before, as a step keeps both"
                 )
-            for other, module, key, shared in buffers:
+            for owner, module, key, shared in buffers:
                 if shared is buffer and module._buffers.get(key, getattr(module, key, None)) is not new:
                     raise CaptureError(
                         f"{self.title}: {named(path, part)} assigns its buffer {name!r} anew, which "
-                        f"{named(other, module)} shares as {key!r} and keeps: change it in place, by copy_, or give "
+                        f"{named(owner, module)} shares as {key!r} and keeps: change it in place, by copy_, or give "
                         "each its own"
                     )
             done.add(id(buffer))
             copies.append((buffer, new))
         storages = {buffer.untyped_storage()._cdata for buffer, _ in copies}
         outputs = [
-            one.clone() if isinstance(one, Tensor) and one.untyped_storage()._cdata in storages else one
-            for one in outputs
+            output.clone() if isinstance(output, Tensor) and output.untyped_storage()._cdata in storages else output
+            for output in outputs
         ]
         with torch.no_grad():
             values = [new.detach().clone() for _, new in copies]

@@ -107,7 +107,7 @@ class Snapshot:
     def tensors(self) -> list[Tensor]:
         """The tensors that the kept containers hold, parameters and buffers among them."""
         parts = (copy.values() if isinstance(copy, dict) else copy for _, _, copy in self._kept)
-        return [part for of in parts for part in of if isinstance(part, Tensor)]
+        return [part for container in parts for part in container if isinstance(part, Tensor)]
 
     def _keep(self, where: str, container: Any, depth: int) -> None:
         copy = container.copy()
@@ -136,14 +136,14 @@ class Snapshot:
 
 def _held(hook: Any) -> list[tuple[str, Any]]:
     """The containers that a hook reads by name, and the object that it is a method of."""
-    found = [(type(hook.__self__).__name__, hook.__self__)] if isinstance(hook, MethodType) else []
+    reads = [(type(hook.__self__).__name__, hook.__self__)] if isinstance(hook, MethodType) else []
     function = getattr(hook, "__func__", hook)
     filled = all(cell != CellType() for cell in getattr(function, "__closure__", None) or ())
     if isinstance(function, FunctionType) and filled:
         names = getclosurevars(function)
         variables = {**names.globals, **names.nonlocals}
-        found += [(name, value) for name, value in variables.items() if isinstance(value, dict | list | set | deque)]
-    return found
+        reads += [(name, value) for name, value in variables.items() if isinstance(value, dict | list | set | deque)]
+    return reads
 
 
 def _unchanged(container: Any, copy: Any) -> bool:
@@ -154,20 +154,20 @@ def _unchanged(container: Any, copy: Any) -> bool:
         if all(map(is_, container, copy)) and all(map(is_, container.values(), copy.values())):
             return True  # takes a few microseconds, as this is done before every step
         pairs = zip(container.items(), copy.items(), strict=True)
-        return all(key is other or key == other for (key, _), (other, _) in pairs) and all(
-            _same(one, other) for one, other in zip(container.values(), copy.values(), strict=True)
+        return all(key is copied_key or key == copied_key for (key, _), (copied_key, _) in pairs) and all(
+            _same(value, copied) for value, copied in zip(container.values(), copy.values(), strict=True)
         )
     if isinstance(copy, set):
         return container == copy
     return all(map(_same, container, copy))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(now: Any, was: Any) -> bool:
     """Whether two values are the same, or nests of tensors that a trace of shapes can't tell apart."""
-    (ones, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
+    (leaves_now, spec), (leaves_before, other_spec) = tree_flatten(now), tree_flatten(was)
     return spec == other_spec and all(
         _same(a, b) or (isinstance(a, Tensor) and isinstance(b, Tensor) and _layout(a) == _layout(b))
-        for a, b in zip(ones, others, strict=True)
+        for a, b in zip(leaves_now, leaves_before, strict=True)
     )
 
 
@@ -175,7 +175,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
+def _same(now: Any, was: Any) -> bool:
+    if now is was:
         return True
-    return type(one) is type(other) and isinstance(one, _PLAIN) and (one == other or (one != one and other != other))
+    return type(now) is type(was) and isinstance(now, _PLAIN) and (now == was or (now != now and was != was))

@@ -30,61 +30,63 @@ class Signature:
 
     whole: tuple[Any, ...]  # numbers of the outputs, and of the nodes that change something in place
     by_node: Mapping[Node, int]  # number of each node
-    given: frozenset[Node]  # nodes that depend on what the step is given
+    dependent: frozenset[Node]  # nodes that depend on what the step is given
 
     @classmethod
-    def of(cls, traced: GraphModule, held: Iterable[Tensor] = (), before: tuple[Signature, Any] | None = None) -> Any:
+    def of_trace(
+        cls, traced: GraphModule, constants: Iterable[Tensor] = (), earlier: tuple[Signature, Any] | None = None
+    ) -> Any:
         """The signature of a graph that `record` returned.
 
         Args:
             traced: the graph.
-            held: constants that are compared by identity. Others are compared by their values if they are on the CPU
+            constants: those that are compared by identity. Others are compared by their values if they are on the CPU
                 and have at most 100,000 elements, or else by identity as well.
-            before: signature and ``meta["tensors"]`` of a step that ran before. If a constant of this step was made
+            earlier: signature and ``meta["tensors"]`` of a step that ran before. If a constant of this step was made
                 there from constants alone, its number is that of the node that made it. If it was made from what that
                 step was given, its number is like no other.
         """
         numbers: dict[Node, int] = {}
-        given: set[Node] = set()
+        dependent: set[Node] = set()
         changed: list[int] = []
-        keep = {id(tensor) for tensor in held}
+        keep = {id(tensor) for tensor in constants}
 
-        def known(value: Any) -> Any:
+        def numbered(value: Any) -> Any:
             if isinstance(value, Node):
                 return numbers[value]
             if isinstance(value, list | tuple):
-                return tuple(map(known, value))
+                return tuple(map(numbered, value))
             if isinstance(value, dict):
-                return tuple((key, known(part)) for key, part in value.items())
+                return tuple((key, numbered(part)) for key, part in value.items())
             return type(value).__name__, repr(value)
 
         outputs: Any = ()
         for place, node in enumerate(traced.graph.nodes):
             if node.op == "output":
-                outputs = known(node.args[0])
+                outputs = numbered(node.args[0])
                 continue
             if node.op == "placeholder":
                 numbers[node] = hash(("given", place))
-                given.add(node)
+                dependent.add(node)
             elif node.op == "get_attr":
-                numbers[node] = _constant(getattr(traced, str(node.target)), keep, before)
+                numbers[node] = _constant(getattr(traced, str(node.target)), keep, earlier)
             else:
-                numbers[node] = hash((str(node.target), known(node.args), known(node.kwargs)))
-                if not given.isdisjoint(node.all_input_nodes):
-                    given.add(node)
+                numbers[node] = hash((str(node.target), numbered(node.args), numbered(node.kwargs)))
+                if not dependent.isdisjoint(node.all_input_nodes):
+                    dependent.add(node)
                     schema = getattr(node.target, "_schema", None)
                     if schema is not None and schema.is_mutable:
                         changed.append(numbers[node])
-        return cls((outputs, tuple(changed)), numbers, frozenset(given))
+        return cls((outputs, tuple(changed)), numbers, frozenset(dependent))
 
 
-def _constant(tensor: Tensor, held: set[int], before: tuple[Signature, Any] | None) -> int:
-    if before is not None:
-        signature, tensors = before
+def _constant(tensor: Tensor, constants: set[int], earlier: tuple[Signature, Any] | None) -> int:
+    if earlier is not None:
+        signature, tensors = earlier
         node = tensors.get(tensor)
         if node is not None and node.op != "get_attr":
-            return next(_UNLIKE) if node in signature.given else signature.by_node[node]
-    if id(tensor) in held or tensor.numel() > _LARGEST or tensor.is_meta or not _has_values(tensor):
+            return next(_UNLIKE) if node in signature.dependent else signature.by_node[node]
+    if id(tensor) in constants or tensor.numel() > _LARGEST or tensor.is_meta or not _has_values(tensor):
         return hash(("held", id(tensor)))
     with torch.no_grad(), no_dispatch():
         values = tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()
@@ -113,12 +115,12 @@ class ChangeDetector:
         state: Snapshot,
         trace: Callable[[], Signature],
         signature: Signature,
-        own: Iterable[tuple[Any, str]],
+        free: Iterable[tuple[Any, str]],
         precision: str,
     ) -> None:
         self._state, self._trace, self._signature = state, trace, signature.whole
         self._around, self._cast = surroundings(), precision in ("bf16", "fp16")
-        self._free = {(id(container), key) for container, key in own}  # attributes whose changes don't matter
+        self._free = {(id(container), key) for container, key in free}  # attributes whose changes don't matter
 
     def elsewhere(self) -> str:
         """A phrase for a message if the autocast of now is another than that of the capture; otherwise ""."""
@@ -129,21 +131,21 @@ class ChangeDetector:
 
     def change(self) -> str:
         """A phrase for a message that names what was changed, if that makes another step; otherwise ""."""
-        found = [
+        changes = [
             (attribute(where, key), (id(container), key))
             for where, container, key in self._state.changes(tensors=False)
             if (id(container), key) not in self._free
         ]
-        if not found:
+        if not changes:
             return ""
         try:
             same = self._same()
         except Exception as problem:  # whatever the changed module raises
-            return f"{found[0][0]} ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
+            return f"{changes[0][0]} ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
         if same:
-            self._free |= {key for _, key in found}
+            self._free |= {key for _, key in changes}
             return ""
-        return ", ".join(dict.fromkeys(what for what, _ in found[:3]))
+        return ", ".join(dict.fromkeys(what for what, _ in changes[:3]))
 
     def _same(self) -> bool:
         """Whether the step, traced again with the free attributes of the capture, is the same."""

@@ -48,23 +48,23 @@ def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> A
     switches these off.
     """
 
-    def made(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
+    def steps_in_context(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
         def again(*args: Any, **kwargs: Any) -> Any:
             with context():
                 return function(*args, **kwargs)
 
         return steps(again)
 
-    return checkpointing_by(made)
+    return checkpointing_by(steps_in_context)
 
 
 def checkpointing_by(
-    made: Callable[[Function, bool, Steps], Generator[None, None, None]],
+    make: Callable[[Function, bool, Steps], Generator[None, None, None]],
 ) -> AbstractContextManager[None]:
     """While this is open, torch's non-reentrant checkpoints take other steps than torch's own.
 
     Args:
-        made: called with the function of a checkpoint, whether it restores random numbers, and torch's own steps for a
+        make: called with the function of a checkpoint, whether it restores random numbers, and torch's own steps for a
             function of the same arguments; returns the steps, a generator that yields once, for the first pass.
 
     Raises:
@@ -76,9 +76,9 @@ def checkpointing_by(
 
     @wraps(original)  # which keeps its signature, for contexts within this one
     def replaced(function: Function, *args: Any, **kwargs: Any) -> Generator[None, None, None]:
-        given = signature.bind(function, *args, **kwargs)
-        given.apply_defaults()
-        return made(function, given.arguments["preserve_rng_state"], lambda other: original(other, *args, **kwargs))
+        bound = signature.bind(function, *args, **kwargs)
+        bound.apply_defaults()
+        return make(function, bound.arguments["preserve_rng_state"], lambda run: original(run, *args, **kwargs))
 
     return _in_place_of(name, replaced)
 
@@ -98,6 +98,6 @@ def _name_of_steps() -> str:
     )
 
 
-def _in_place_of(name: str, other: Any) -> AbstractContextManager[None]:
-    """A context in which torch's checkpoints use `other` in place of the function or class of theirs with this name."""
-    return meanwhile(partial(setattr, checkpoints, name), other, getattr(checkpoints, name))
+def _in_place_of(name: str, value: Any) -> AbstractContextManager[None]:
+    """A context in which torch's checkpoints use `value` in place of the function or class of theirs with this name."""
+    return meanwhile(partial(setattr, checkpoints, name), value, getattr(checkpoints, name))

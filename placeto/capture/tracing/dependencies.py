@@ -18,14 +18,14 @@ def reached(roots: Iterable[Item], following: Callable[[Item], Iterable[Item]]) 
         roots: where the search begins.
         following: what is reached from an item directly.
     """
-    found: dict[Item, None] = {}
+    visited: dict[Item, None] = {}
     stack = list(roots)
     while stack:
-        one = stack.pop()
-        if one not in found:
-            found[one] = None
-            stack.extend(following(one))
-    return found
+        item = stack.pop()
+        if item not in visited:
+            visited[item] = None
+            stack.extend(following(item))
+    return visited
 
 
 def needed_by(roots: Iterable[Node]) -> Collection[Node]:

@@ -43,7 +43,7 @@ class Draws:
         if not draws(node):
             return
         left = self._again[-1] if self._again else iter(())
-        if (first := next((one for one in left if _alike(one, node)), None)) is not None:
+        if (first := next((drawn_before for drawn_before in left if _alike(drawn_before, node)), None)) is not None:
             node.meta[DRAWN] = first
         for noted in self._noting:
             noted.append(node.meta.get(DRAWN, node))
@@ -57,12 +57,12 @@ class Draws:
             place: called when a checkpoint is made; returns a function that makes the context to recompute it in.
         """
 
-        def made(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
+        def steps_with_notes(function: Function, preserve: bool, steps: Steps) -> Generator[None, None, None]:
             noted: list[Node] = []
-            there = place()
+            recomputing = place()
 
             def again(*args: Any, **named: Any) -> Any:
-                with there(), self._reading(noted) if preserve else nullcontext():
+                with recomputing(), self._reading(noted) if preserve else nullcontext():
                     return function(*args, **named)
 
             for _ in steps(again):  # it yields once, for the first pass
@@ -70,9 +70,9 @@ class Draws:
                 try:
                     yield
                 finally:
-                    self._noting = [other for other in self._noting if other is not noted]
+                    self._noting = [nodes for nodes in self._noting if nodes is not noted]
 
-        return checkpointing_by(made)
+        return checkpointing_by(steps_with_notes)
 
     @contextmanager
     def _reading(self, noted: list[Node]) -> Iterator[None]:
@@ -95,11 +95,11 @@ def of_generator(op: Any) -> Any:
         return None
     wanted = [argument for argument in _arguments(op) if argument[0] != "generator"]
     for name in op.overloadpacket.overloads():
-        found = getattr(op.overloadpacket, name)
-        arguments = _arguments(found)
+        overload = getattr(op.overloadpacket, name)
+        arguments = _arguments(overload)
         rest = [argument for argument in arguments if argument[0] != "generator"]
         if rest == wanted and len(rest) < len(arguments):
-            return found
+            return overload
     return None
 
 
@@ -107,10 +107,10 @@ def _arguments(op: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
 
 
-def carry_draws(made: GraphModule) -> None:
+def carry_draws(retraced: GraphModule) -> None:
     """Copy what `DRAWN` says to the nodes of a trace from the nodes that they were made for (`SOURCE`)."""
     first: dict[Node, Node] = {}  # node of the other trace -> the first node that was made for it
-    for node in made.graph.nodes:
+    for node in retraced.graph.nodes:
         source = node.meta.get(SOURCE)
         if source is None or not draws(node):
             continue
@@ -151,10 +151,10 @@ def _fills(node: Node) -> bool:
     return filled.target is aten.empty_like.default and len(filled.users) == 1
 
 
-def _alike(one: Node, other: Node) -> bool:
+def _alike(first: Node, second: Node) -> bool:
     """Whether two nodes are the same op of the same module, for tensors of the same shape."""
-    same = one.target is other.target and one.meta["label"].module == other.meta["label"].module
-    return same and _shapes(one) == _shapes(other)
+    same = first.target is second.target and first.meta["label"].module == second.meta["label"].module
+    return same and _shapes(first) == _shapes(second)
 
 
 def _shapes(node: Node) -> list[torch.Size]:

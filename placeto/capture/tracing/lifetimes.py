@@ -60,7 +60,7 @@ class Lifetimes:
         """The node that made the memory of a tensor; None if it has not been noted."""
         return self._maker.get(_storage(tensor)._cdata)
 
-    def made(self, tensor: Tensor, node: Node, changed: bool) -> None:
+    def note_value(self, tensor: Tensor, node: Node, changed: bool) -> None:
         """Note that a node made a tensor, or, if `changed`, changed it in place."""
         storage = _storage(tensor)
         key = storage._cdata
@@ -69,7 +69,7 @@ class Lifetimes:
             weakref.finalize(storage, self._freed, key).atexit = False
         elif changed and (inside := self._inside[key]) is not None:
             # the value of a node that takes a larger part is the one from before the change
-            kept = {part: other for part, other in inside.items() if prod(part[1]) <= tensor.numel()}
+            kept = {part: holder for part, holder in inside.items() if prod(part[1]) <= tensor.numel()}
             self._inside[key] = kept | {_part(tensor): node}
         elif not changed:
             self._shared.add(key)
@@ -101,38 +101,38 @@ def _part(tensor: Tensor) -> Part:
         return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
 
 
-def carry_over(traced: GraphModule, made: GraphModule) -> None:
+def carry_over(traced: GraphModule, retraced: GraphModule) -> None:
     """Copy what `HELD` says of the nodes of a trace to the nodes of another trace that were made for them.
 
     Args:
         traced: the trace with the notes.
-        made: the trace that gets them; `SOURCE` says which node of `traced` each of its nodes was made for.
+        retraced: the trace that gets them; `SOURCE` says which node of `traced` each of its nodes was made for.
     """
-    of: dict[Node, list[Node]] = {}  # node of `traced` -> the nodes of `made` that were made for it
-    for node in made.graph.nodes:
+    made_for: dict[Node, list[Node]] = {}  # node of `traced` -> the nodes of `retraced` that were made for it
+    for node in retraced.graph.nodes:
         node.meta.pop(HELD, None)
-        of.setdefault(node.meta.get(SOURCE), []).append(node)
-    value: dict[Node, Node] = {}  # node of `traced` -> the node of `made` that has its value
-    latest: dict[Any, Any] = {}  # node of `traced` -> the last node of `made` that has run once it has run
+        made_for.setdefault(node.meta.get(SOURCE), []).append(node)
+    value: dict[Node, Node] = {}  # node of `traced` -> the node of `retraced` that has its value
+    latest: dict[Any, Any] = {}  # node of `traced` -> the last node of `retraced` that has run once it has run
     last: Node | None = None
     for node in traced.graph.nodes:
-        own = [other for other in of.get(node, ()) if _alike(other, node)]
+        copies = [copy for copy in made_for.get(node, ()) if _alike(copy, node)]
         if node.target is operator.getitem and (whole := value.get(node.args[0])) is not None:
-            own = [user for user in whole.users if user.target is operator.getitem and user.args[1] == node.args[1]]
-        if own:
-            value[node] = own[-1]
-        last = next((other for other in reversed(of.get(node, ())) if other.target is not operator.getitem), last)
+            copies = [user for user in whole.users if user.target is operator.getitem and user.args[1] == node.args[1]]
+        if copies:
+            value[node] = copies[-1]
+        last = next((copy for copy in reversed(made_for.get(node, ())) if copy.target is not operator.getitem), last)
         if last is not None:
             latest[node] = last
     latest[KEPT] = KEPT
-    for node, other in value.items():
+    for node, copy in value.items():
         if (until := latest.get(node.meta.get(HELD))) is not None:
-            other.meta[HELD] = until
+            copy.meta[HELD] = until
 
 
-def _alike(one: Node, other: Node) -> bool:
+def _alike(first: Node, second: Node) -> bool:
     """Whether the values of two nodes are tensors of one shape and dtype, or sequences of the same length."""
-    a, b = one.meta.get("val"), other.meta.get("val")
+    a, b = first.meta.get("val"), second.meta.get("val")
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype
     return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b)
@@ -166,13 +166,13 @@ def hold(
         for tensor in sources[op]:
             used[tensor] = max(used.get(tensor, 0), last)
     used |= {rest: used.get(tensor, tensor[0]) for rest, tensor in rests.items()}
-    wanted = [
+    live_ranges = [
         (tensor, use, max(last, use))
         for tensor, last in until.items()
         if last > (use := used.get(tensor, tensor[0])) or tensor in rests
     ]
-    for first in range(0, len(wanted), _TOGETHER):
-        some = wanted[first : first + _TOGETHER]
+    for first in range(0, len(live_ranges), _TOGETHER):
+        some = live_ranges[first : first + _TOGETHER]
         begun: dict[int, int] = {}  # op -> bits of the tensors whose last use it is
         for number, (_, use, _) in enumerate(some):
             begun[use] = begun.get(use, 0) | 1 << number
@@ -185,9 +185,9 @@ def hold(
         for number, ((op, output), use, last) in enumerate(some):
             node = run_by[use]
             end = next(
-                other
-                for other in range(min(last, len(records) - 1), use - 1, -1)
-                if last == len(records) or follows[other] >> number & 1 or (node is not None and run_by[other] == node)
+                later
+                for later in range(min(last, len(records) - 1), use - 1, -1)
+                if last == len(records) or follows[later] >> number & 1 or (node is not None and run_by[later] == node)
             )
             if end > (op if (op, output) in rests else use):
                 records[op].setdefault("held", []).append((end, output))

@@ -43,7 +43,7 @@ class _Place(NamedTuple):
     module: str | None = None
     call: int = NO_CALL
     callers: tuple[str, ...] = ()
-    given: frozenset[Node] = frozenset()  # makers of the tensors that a tool has moved to the device of the module
+    makers: frozenset[Node] = frozenset()  # makers of the tensors that a tool has moved to the device of the module
     backward: bool = False
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
@@ -77,9 +77,9 @@ class Labels:
         return replace(source, backward=True, recomputed=False, node=place.number)
 
     @property
-    def given(self) -> frozenset[Node]:
+    def argument_makers(self) -> frozenset[Node]:
         """The makers of the tensors in the arguments of the module that is being called."""
-        return self._place.given
+        return self._place.makers
 
     def replay(self, source: Node) -> None:
         """Give the ops that run from now on the label of this node."""
@@ -93,10 +93,10 @@ class Labels:
         """A context in which ops belong to the backward pass."""
         return self._at(backward=True)
 
-    def here(self) -> Callable[[], AbstractContextManager[None]]:
+    def at_present_call(self) -> Callable[[], AbstractContextManager[None]]:
         """Return what makes contexts in which ops belong to the present call of a module, to recompute it later."""
-        there = self._place
-        return lambda: self.within(there.module or "", there.call)
+        place = self._place
+        return lambda: self.within(place.module or "", place.call)
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
@@ -109,7 +109,7 @@ class Labels:
 
         def moved(place: _Place, path: str) -> frozenset[Node]:
             """The makers of what has been moved already when a module is called: hooks of users get no more."""
-            return place.given if inside(place.module or "", unit_of(path)) else frozenset()
+            return place.makers if inside(place.module or "", unit_of(path)) else frozenset()
 
         def enter(module: nn.Module, arguments: Any) -> None:
             place, paths = self._place, names[module]
@@ -118,16 +118,16 @@ class Labels:
                 path = next((name for name in paths if inside(name, place.module or "")), path)
             outer = (*place.callers, place.module)
             callers = tuple(c for c in outer if c and not any(inside(name, c) for name in paths))
-            self._enter(place._replace(module=path, call=calls[path], callers=callers, given=moved(place, path)))
+            self._enter(place._replace(module=path, call=calls[path], callers=callers, makers=moved(place, path)))
             calls[path] += 1
 
         def begin(module: nn.Module, arguments: Any, named: Any) -> None:
             place = self._place
             self.sharing.called(place.module or "", (arguments, named), names)
-            self._place = place._replace(given=place.given | self.sharing.makers((arguments, named)))
+            self._place = place._replace(makers=place.makers | self.sharing.makers((arguments, named)))
 
         def end(module: nn.Module, arguments: Any, output: Any) -> None:
-            self._place = self._place._replace(given=moved(self._left[-1], self._place.module or ""))
+            self._place = self._place._replace(makers=moved(self._left[-1], self._place.module or ""))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             self.sharing.returned(self._place.module or "", output)

@@ -37,7 +37,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
     if find is None:
         return nullcontext()
 
-    def found(position_ids: Tensor) -> Tensor | None:
+    def find_by_values(position_ids: Tensor) -> Tensor | None:
         node = nodes.get(position_ids)
         with _disable_current_modes():
             positions = None if node is None else _value(node)
@@ -45,18 +45,18 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
                 return None
         return find(position_ids)
 
-    return meanwhile(partial(setattr, module, _FIND), found, find)
+    return meanwhile(partial(setattr, module, _FIND), find_by_values, find)
 
 
 def _value(node: Node) -> Tensor | None:
     """The tensor that a node computes; None if it depends on inputs, constants, random numbers or in-place changes."""
     needed = needed_by([node])
-    if any(one.op != "call_function" or _drawn(one) or _changed(one) for one in needed):
+    if any(call.op != "call_function" or _drawn(call) or _changed(call) for call in needed):
         return None
     values: dict[Node, Tensor] = {}
-    for one in sorted(needed):  # in the order in which they were recorded
-        arguments, options = map_arg((one.args, one.kwargs), values.__getitem__)
-        values[one] = one.target(*arguments, **options)  # type: ignore[operator]
+    for call in sorted(needed):  # in the order in which they were recorded
+        arguments, options = map_arg((call.args, call.kwargs), values.__getitem__)
+        values[call] = call.target(*arguments, **options)  # type: ignore[operator]
     return values[node]
 
 
@@ -72,6 +72,6 @@ def _changed(node: Node) -> bool:
             schema = user.target._schema if isinstance(user.target, OpOverload) else None
             if schema is not None and schema.is_mutable:
                 return True
-            if schema is None or any(one.alias_info is not None for one in schema.returns):  # a view, or an item
+            if schema is None or any(result.alias_info is not None for result in schema.returns):  # a view, or an item
                 stack.append(user)
     return False

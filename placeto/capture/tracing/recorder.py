@@ -87,16 +87,16 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     labels = Labels()
     replay = _Replay(traced, labels)
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
-    made.meta |= {key: traced.meta[key] for key in ("values", "shared")}
-    carry_over(traced, made)
-    carry_draws(made)
-    for node in made.graph.find_nodes(op="call_function", target=aten.copy.default):
+    retraced = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
+    retraced.meta |= {key: traced.meta[key] for key in ("values", "shared")}
+    carry_over(traced, retraced)
+    carry_draws(retraced)
+    for node in retraced.graph.find_nodes(op="call_function", target=aten.copy.default):
         if _WRITES_BACK in (node.meta[SOURCE] or node).meta:  # the copy isn't needed: the value itself is written back
             _, value = node.args
             node.replace_all_uses_with(cast(Node, value))
-            made.graph.erase_node(node)
-    return made
+            retraced.graph.erase_node(node)
+    return retraced
 
 
 class _Recorder(TorchDispatchMode):
@@ -127,7 +127,7 @@ class _Recorder(TorchDispatchMode):
             self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
             self.lifetimes.ignore(value, node)
-            self.sharing.made(value, node)
+            self.sharing.note_value(value, node)
             self.inputs.append((value, node))
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
@@ -143,11 +143,11 @@ class _Recorder(TorchDispatchMode):
                 copy.meta |= {"val": node.meta["val"], "label": Label(), _WRITES_BACK: True}
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
-            made = _make_graph_module(self.root, self.graph)
-        made.meta["tensors"], made.meta["shared"] = self.nodes, self.sharing.found
+            traced = _make_graph_module(self.root, self.graph)
+        traced.meta["tensors"], traced.meta["shared"] = self.nodes, self.sharing.found
         places = {node: place for place, node in enumerate(self.graph.find_nodes(op="placeholder"))}
-        made.meta["values"] = {places[node] for node in needed_by(self.values) if node in places}
-        return made
+        traced.meta["values"] = {places[node] for node in needed_by(self.values) if node in places}
+        return traced
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -207,21 +207,21 @@ class _Recorder(TorchDispatchMode):
         node.meta |= {"val": _layouts(result), "label": label, SOURCE: source, RAN: ran}
         self.lifetimes.ran(node)
         self.labels.draws.ran(node)
-        self.sharing.ran(node, _written(func, args, kwargs), self.labels.given)
+        self.sharing.ran(node, _written(func, args, kwargs), self.labels.argument_makers)
         changed = _is_mutable(func)
         if isinstance(result, Tensor):
             self.nodes[result] = node
             if changed and not _is_mutable(target):
                 self.elsewhere[result] = True
-            self.lifetimes.made(result, node, changed)
-            self.sharing.made(result, node)
+            self.lifetimes.note_value(result, node, changed)
+            self.sharing.note_value(result, node)
         elif isinstance(result, list | tuple):
             for number, (part, layout) in enumerate(zip(result, node.meta["val"], strict=True)):
                 if isinstance(part, Tensor):
                     self.nodes[part] = item = self.graph.call_function(operator.getitem, (node, number))
                     item.meta |= {"val": layout, "label": label, SOURCE: self.labels.source}
-                    self.lifetimes.made(part, item, changed)
-                    self.sharing.made(part, item)
+                    self.lifetimes.note_value(part, item, changed)
+                    self.sharing.note_value(part, item)
         return node
 
     def _functional(self, func: Any, args: Any, kwargs: Any, changed: Any) -> Any:
@@ -230,19 +230,19 @@ class _Recorder(TorchDispatchMode):
         The ops of dropout, ``ReLU(inplace=True)`` and the counters of batch norms are replaced so. Ops that can't be
         replaced here are left to `functional`, a second pass.
         """
-        found = _functional_op(func)
-        if found is None or len(args) < _required(found) or not self.lifetimes.alone(changed):
+        new = _functional_op(func)
+        if new is None or len(args) < _required(new) or not self.lifetimes.alone(changed):
             return func
-        if found in _CONTIGUOUS and not changed.is_contiguous():
+        if new in _CONTIGUOUS and not changed.is_contiguous():
             return func
-        if found is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
+        if new is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
             return func  # bernoulli.p draws bits in another order, except where `to_be_run` puts `bernoulli_` back
         numbers = tree_leaves((args[1:], kwargs))
         if any(isinstance(number, Node) for number in numbers):
             return func
         with no_dispatch():
             dense = torch.empty_like(changed).stride() == changed.stride()
-            return found if dense and (changed.is_floating_point() or all(type(n) is int for n in numbers)) else func
+            return new if dense and (changed.is_floating_point() or all(type(n) is int for n in numbers)) else func
 
     def _argument(self, value: Any) -> Any:
         """A value as an argument of a node: a node in place of each tensor."""
@@ -263,7 +263,7 @@ class _Recorder(TorchDispatchMode):
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
         self.lifetimes.ignore(value, node, shared=True)  # the user's module may hold it as well
-        self.sharing.made(value, node)
+        self.sharing.note_value(value, node)
         if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # made under torch.device("meta")
             self.stand_ins[value] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return node
@@ -294,8 +294,8 @@ def _changes_statistics(node: Node) -> bool:
     """
     if node.target is not aten.native_batch_norm.default or node.args[_TRAINING] is not True:
         return False
-    used = [one for one in node.args[_STATISTICS] if isinstance(one, Node)]
-    return any(one.op != "placeholder" or any(user.target not in _BATCH_NORMS for user in one.users) for one in used)
+    used = [stat for stat in node.args[_STATISTICS] if isinstance(stat, Node)]
+    return any(stat.op != "placeholder" or any(user.target not in _BATCH_NORMS for user in stat.users) for stat in used)
 
 
 @cache
@@ -312,7 +312,7 @@ def _is_mutable(func: Any) -> bool:
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Node]:
     """The arguments that an op changes, the statistics of a batch norm among them."""
     if func is aten.native_batch_norm.default and args[_TRAINING] is True:
-        yield from (one for one in args[_STATISTICS] if isinstance(one, Node))
+        yield from (statistic for statistic in args[_STATISTICS] if isinstance(statistic, Node))
     if _is_mutable(func):
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -330,16 +330,16 @@ def _is_constant(node: Node) -> bool:
 @cache
 def _functional_op(func: Any) -> Any:
     """The op that returns what a pointwise op writes into its first argument; None if there is no such op."""
-    if not _is_mutable(func) or [str(made.type) for made in func._schema.returns] != ["Tensor"]:
+    if not _is_mutable(func) or [str(returned.type) for returned in func._schema.returns] != ["Tensor"]:
         return None
     if func is aten.bernoulli_.float:
         return aten.bernoulli.p
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
-    found = getattr(packet, func._overloadname, None)
-    if found is None or torch.Tag.pointwise not in found.tags:
+    overload = getattr(packet, func._overloadname, None)
+    if overload is None or torch.Tag.pointwise not in overload.tags:
         return None
-    takes, given = ([(a.name, str(a.type)) for a in op._schema.arguments] for op in (found, func))
-    return found if takes == given else None  # `pow` of a number takes other arguments than `pow_`
+    takes, mutable_takes = ([(a.name, str(a.type)) for a in op._schema.arguments] for op in (overload, func))
+    return overload if takes == mutable_takes else None  # `pow` of a number takes other arguments than `pow_`
 
 
 @cache

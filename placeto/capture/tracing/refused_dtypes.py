@@ -40,8 +40,8 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     if key in _taken or any(tensor.numel() == 0 for tensor in _tensors((args, kwargs))):  # kernels take empty ones
         return
     if refusal := _refusal(func, args, kwargs, {}):
-        found = dict.fromkeys(str(leaf.dtype).removeprefix("torch.") for leaf in _tensors((args, kwargs)))
-        raise TypeError(f"{func.overloadpacket} takes no {' and '.join(found)} ({refusal}): cast one of its tensors")
+        dtypes = dict.fromkeys(str(leaf.dtype).removeprefix("torch.") for leaf in _tensors((args, kwargs)))
+        raise TypeError(f"{func.overloadpacket} takes no {' and '.join(dtypes)} ({refusal}): cast one of its tensors")
     _taken.add(key)
 
 
@@ -56,8 +56,8 @@ def _dtypes(value: Any) -> Any:
 
 def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mapping[Any, torch.dtype]) -> str:
     """The kernel's message if it refuses the dtypes of these arguments, some of them cast; "" if it isn't sure to."""
-    given = args, kwargs
-    if not _tensors(given) or "backward" in func.overloadpacket.__name__:  # GPUs' take more; the forward op was tried
+    call = args, kwargs
+    if not _tensors(call) or "backward" in func.overloadpacket.__name__:  # GPUs' take more; the forward op was tried
         return ""
     with (
         no_dispatch(),
@@ -69,13 +69,13 @@ def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mappi
         warnings.simplefilter("ignore")
         for sizes, numbers in _TRIALS:
             try:
-                small = _alike(given, sizes, numbers, cast, "meta")
-                made = func(*small[0], **small[1])
+                small = _alike(call, sizes, numbers, cast, "meta")
+                result = func(*small[0], **small[1])
             except _ERRORS:
                 continue  # these sizes don't fit together
-            if any(tensor.numel() > _LARGEST for tensor in _tensors((small, made))):
+            if any(tensor.numel() > _LARGEST for tensor in _tensors((small, result))):
                 continue
-            small = _alike(given, sizes, numbers, cast, "cpu")
+            small = _alike(call, sizes, numbers, cast, "cpu")
             try:
                 func(*small[0], **small[1])
             except _ERRORS as error:
@@ -87,7 +87,7 @@ def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mappi
     return ""
 
 
-def _alike(given: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dtype], device: str) -> Any:
+def _alike(arguments: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dtype], device: str) -> Any:
     """Arguments of an op with tensors of zeros on another device, their sizes and other whole numbers made smaller."""
 
     def alike(leaf: Any) -> Any:
@@ -102,7 +102,7 @@ def _alike(given: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dt
             return cast.get(leaf, leaf)
         return min(leaf, numbers) if type(leaf) is int else leaf
 
-    return tree_map(alike, given)
+    return tree_map(alike, arguments)
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -33,7 +33,7 @@ class Sharing:
         self._changed: dict[Node, set[str]] = {}  # maker -> modules that have changed its tensor
         self._returned: dict[Node, set[str]] = {}  # maker -> other modules that have returned its tensor
 
-    def made(self, tensor: Tensor, node: Node) -> None:
+    def note_value(self, tensor: Tensor, node: Node) -> None:
         """Note that the value of a node is this tensor, which `Lifetimes` knows."""
         if not node.meta["label"].backward:
             self._maker[node] = self._lifetimes.maker(tensor) or node
@@ -43,13 +43,13 @@ class Sharing:
         tensors = (leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
         return frozenset(maker for tensor in tensors if (maker := self._lifetimes.maker(tensor)) is not None)
 
-    def ran(self, node: Node, written: Iterable[Node], given: Collection[Node]) -> None:
+    def ran(self, node: Node, written: Iterable[Node], argument_makers: Collection[Node]) -> None:
         """Note that a node has run.
 
         Args:
             node: a call of an op.
             written: those of its arguments that it has changed.
-            given: the makers of the arguments of the module that is being called.
+            argument_makers: the makers of the arguments of the module that is being called.
         """
         label = node.meta["label"]
         if label.backward:
@@ -59,7 +59,7 @@ class Sharing:
             self._read(maker, label.module)
             origin = maker.meta["label"]
             within = inside(origin.module, unit) or any(inside(caller, unit) for caller in origin.callers)
-            if label.module and not within and maker not in given and maker.op != "get_attr":
+            if label.module and not within and maker not in argument_makers and maker.op != "get_attr":
                 self._need(label.module, maker)
         for maker in dict.fromkeys(self._maker.get(source, source) for source in written):
             self._changed.setdefault(maker, set()).add(label.module)

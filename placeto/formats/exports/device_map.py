@@ -55,11 +55,11 @@ class DeviceMap:
         devices = self.step.whole.problem.cluster.devices
         if names and len(names) != len(devices):
             raise PlacementError(f"the cluster has {len(devices)} devices, {len(names)} names are given")
-        said: list[int | str] = [int(name) if name.isdigit() else name for name in names]
-        if not said:
+        targets: list[int | str] = [int(name) if name.isdigit() else name for name in names]
+        if not targets:
             number = iter(range(len(devices)))
-            said = [CPU if device.is_cpu else next(number) for device in devices]
-        return {module: said[device] for module, device in self.modules.items()}
+            targets = [CPU if device.is_cpu else next(number) for device in devices]
+        return {module: targets[device] for module, device in self.modules.items()}
 
     def offload_note(self, named: dict[str, int | str]) -> str:
         """Return the reason why accelerate can't run the map `named`, as a sentence; "" if it can."""
@@ -81,8 +81,8 @@ def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module 
         PlanError: the graph has no modules, or lacks one of `whole`.
     """
     step = in_whole_modules(schedule, whole, module)
-    own = dict.fromkeys(step.units.own, int(step.device[-1]))
-    return DeviceMap(_said(schedule.problem.graph, step.units, step.device) | own, step)
+    module_tensors = dict.fromkeys(step.units.own, int(step.device[-1]))
+    return DeviceMap(_said(schedule.problem.graph, step.units, step.device) | module_tensors, step)
 
 
 def _said(graph: ComputationGraph, units: Units, device: np.ndarray) -> dict[str, int]:

@@ -27,9 +27,9 @@ def save_graphml(schedule: Schedule, path: str | Path) -> None:
     problem = schedule.problem
     graph, devices = problem.graph, [_text(name) for name in problem.cluster.device_names]
     names = _unique(graph.op_names)
-    made = nx.MultiDiGraph(name=_text(graph.name))
+    drawing = nx.MultiDiGraph(name=_text(graph.name))
     for op, name in enumerate(names):
-        made.add_node(
+        drawing.add_node(
             name,
             type=_text(graph.op_types[op]),
             module=_text(graph.modules[op]),
@@ -39,9 +39,9 @@ def save_graphml(schedule: Schedule, path: str | Path) -> None:
         )
     sizes = graph.output_bytes[graph.edge_tensor]
     for src, dst, size in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), sizes.tolist(), strict=True):
-        made.add_edge(names[src], names[dst], bytes=size)
+        drawing.add_edge(names[src], names[dst], bytes=size)
     with atomic_write(path) as temporary:
-        nx.write_graphml(made, temporary)
+        nx.write_graphml(drawing, temporary)
 
 
 def _text(text: str) -> str:
@@ -50,11 +50,11 @@ def _text(text: str) -> str:
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Return the names of ops with only characters that XML has; they still differ from each other."""
-    taken, made = set(names), []
+    taken, unique = set(names), []
     for name in names:
         text = _text(name)
         if text != name:
-            text = next(found for number in count() if (found := f"{text}_{number}" if number else text) not in taken)
+            text = next(new for number in count() if (new := f"{text}_{number}" if number else text) not in taken)
             taken.add(text)
-        made.append(text)
-    return made
+        unique.append(text)
+    return unique

@@ -25,89 +25,89 @@ from placeto.plumbing.terminal import printable
 from placeto.problem.cluster import Cluster
 
 
-def megatron(made: WholeLayers, batch: int | None = None) -> str:
+def megatron(split: WholeLayers, batch: int | None = None) -> str:
     """Return arguments of Megatron-LM's training programs, as a shell array.
 
     Args:
-        made: the layers of a training step in micro-batches.
+        split: the layers of a training step in micro-batches.
         batch: samples of a step; if not given, a micro-batch has one.
 
     Raises:
         PlacementError: Megatron-LM can't run the plan.
     """
-    if why := made.plan.refusal(made.schedule.problem, "megatron"):
-        raise PlacementError(f"{_name(made)}: {why}")
-    size, samples = len(made.ranks[0]), 1 if batch is None else batch // made.plan.num_micro_batches
-    layers = [f"t*{count}" if count > 1 else "t" * count for count in made.counts]
+    if why := split.plan.refusal(split.schedule.problem, "megatron"):
+        raise PlacementError(f"{_name(split)}: {why}")
+    size, samples = len(split.ranks[0]), 1 if batch is None else batch // split.plan.num_micro_batches
+    layers = [f"t*{count}" if count > 1 else "t" * count for count in split.counts]
     words = [f"--pipeline-model-parallel-size {size}"]
     if size > 1:
         words.append(f"--pipeline-model-parallel-layout '{'|'.join(['E' + layers[0], *layers[1:]])}L'")
-    words += [f"--num-layers {len(made.modules)}", f"--micro-batch-size {samples}"]
-    words.append(f"--global-batch-size {samples * made.plan.num_micro_batches}")
-    ranks = ranks_by_stage(made)
-    return _script(made, ranks, f'torchrun --nproc-per-node {len(ranks)} pretrain_gpt.py "${{PLACED[@]}}"', [], words)
+    words += [f"--num-layers {len(split.modules)}", f"--micro-batch-size {samples}"]
+    words.append(f"--global-batch-size {samples * split.plan.num_micro_batches}")
+    ranks = ranks_by_stage(split)
+    return _script(split, ranks, f'torchrun --nproc-per-node {len(ranks)} pretrain_gpt.py "${{PLACED[@]}}"', [], words)
 
 
-def vllm(made: WholeLayers, batch: int | None = None) -> str:
+def vllm(split: WholeLayers, batch: int | None = None) -> str:
     """Return the environment and arguments of ``vllm serve``, for a shell.
 
     Raises:
         PlacementError: a device has layers in several places, or none.
     """
-    _contiguous(made, "vLLM")
-    _each_has_layers(made, "vLLM")
-    words = [f"--pipeline-parallel-size {len(made.counts)}"]
-    if len(made.plan.replicas) > 1:
-        words.append(f"--data-parallel-size {len(made.plan.replicas)}")
-    ranks = tuple(device for row in made.plan.replicas for device in row)
-    partition = f"export VLLM_PP_LAYER_PARTITION={','.join(map(str, made.counts))}"
-    return _script(made, ranks, 'vllm serve MODEL "${PLACED[@]}"', [partition], words)
+    _contiguous(split, "vLLM")
+    _each_has_layers(split, "vLLM")
+    words = [f"--pipeline-parallel-size {len(split.counts)}"]
+    if len(split.plan.replicas) > 1:
+        words.append(f"--data-parallel-size {len(split.plan.replicas)}")
+    ranks = tuple(device for row in split.plan.replicas for device in row)
+    partition = f"export VLLM_PP_LAYER_PARTITION={','.join(map(str, split.counts))}"
+    return _script(split, ranks, 'vllm serve MODEL "${PLACED[@]}"', [partition], words)
 
 
-def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
+def llama_cpp(split: WholeLayers, batch: int | None = None) -> str:
     """Return arguments of llama.cpp's programs, as a shell array.
 
     Raises:
         PlacementError: a device has layers in several places, or none; there are replicas; or a CPU has other layers
             than the first.
     """
-    _contiguous(made, "llama.cpp")
-    _alone(made, "llama.cpp")
-    (devices,), cluster = made.plan.replicas, made.schedule.problem.cluster
-    slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output counts as one more layer
+    _contiguous(split, "llama.cpp")
+    _alone(split, "llama.cpp")
+    (devices,), cluster = split.plan.replicas, split.schedule.problem.cluster
+    slots = [*split.counts[:-1], split.counts[-1] + 1]  # the output counts as one more layer
     on_cpu = [cluster.devices[device].is_cpu for device in devices]
-    for stage, own in enumerate(on_cpu):
-        if own and stage:
+    for stage, is_cpu in enumerate(on_cpu):
+        if is_cpu and stage:
             raise PlacementError(
-                f"{_name(made)}: {cluster.device_names[devices[stage]]} has {_of_stage(made, stage)}; llama.cpp can "
+                f"{_name(split)}: {cluster.device_names[devices[stage]]} has {_of_stage(split, stage)}; llama.cpp can "
                 "have only the first layers on the CPU: place them there, or place all on GPUs"
             )
         if not slots[stage]:
-            raise PlacementError(_no_layers(made, stage, "llama.cpp"))
+            raise PlacementError(_no_layers(split, stage, "llama.cpp"))
     gpus = slots[1:] if on_cpu[0] else slots
     words = ["--split-mode layer", f"--n-gpu-layers {sum(gpus)}"]
     if gpus:
         words.append(f"--tensor-split {','.join(map(str, gpus))}")
-    return _script(made, devices, 'llama-server -m MODEL.gguf "${PLACED[@]}"', [], words)
+    return _script(split, devices, 'llama-server -m MODEL.gguf "${PLACED[@]}"', [], words)
 
 
-def exo(made: WholeLayers, batch: int | None = None) -> str:
+def exo(split: WholeLayers, batch: int | None = None) -> str:
     """Return the shards of an instance of exo, as JSON, with the rank and the layers of each device.
 
     Raises:
         PlacementError: a device has layers in several places, or none, or there are replicas.
     """
-    _contiguous(made, "exo")
-    _alone(made, "exo")
-    _each_has_layers(made, "exo")
-    names, count = made.schedule.problem.cluster.device_names, len(made.counts)
+    _contiguous(split, "exo")
+    _alone(split, "exo")
+    _each_has_layers(split, "exo")
+    names, count = split.schedule.problem.cluster.device_names, len(split.counts)
     shards = [
-        {"deviceRank": rank, "worldSize": count, "startLayer": first, "endLayer": end, "nLayers": len(made.modules)}
-        for rank, (first, end) in enumerate(made.stages)
+        {"deviceRank": rank, "worldSize": count, "startLayer": first, "endLayer": end, "nLayers": len(split.modules)}
+        for rank, (first, end) in enumerate(split.stages)
     ]
     nodes = [
         {"node": names[device], "PipelineShardMetadata": shard}
-        for device, shard in zip(made.plan.replicas[0], shards, strict=True)
+        for device, shard in zip(split.plan.replicas[0], shards, strict=True)
     ]
     return json.dumps({"sharding": "Pipeline", "shards": nodes}, indent=1) + "\n"
 
@@ -117,15 +117,15 @@ LAYER_TOOLS = {"megatron": megatron, "vllm": vllm, "llama.cpp": llama_cpp, "exo"
 TITLES = {"megatron": "Megatron-LM", "vllm": "vLLM", "llama.cpp": "llama.cpp", "exo": "exo"}
 
 
-def ranks_by_stage(made: WholeLayers) -> tuple[int, ...]:
+def ranks_by_stage(split: WholeLayers) -> tuple[int, ...]:
     """(P * R,) the device of each rank, if ranks are numbered by pipeline rank, and within one by replica."""
-    return tuple(device for row in zip(*made.ranks, strict=True) for device in row)
+    return tuple(device for row in zip(*split.ranks, strict=True) for device in row)
 
 
 def hosts_in_order(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
     """Whether a launcher that counts ranks host by host gives each rank its device."""
     hosts = [cluster.hosts[device] for device in ranks]
-    return len(set(hosts)) == 1 + sum(one != other for one, other in itertools.pairwise(hosts))
+    return len(set(hosts)) == 1 + sum(host != following for host, following in itertools.pairwise(hosts))
 
 
 def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
@@ -134,59 +134,59 @@ def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
     It is "" if it isn't needed, because the ranks are the first GPUs in order, or if the cluster has several hosts.
     """
     gpus = [number for number, device in enumerate(cluster.devices) if not device.is_cpu]
-    own = [gpus.index(device) for device in ranks if device in gpus]
-    return "" if cluster.num_hosts > 1 or own == list(range(len(own))) else ",".join(map(str, own))
+    numbers = [gpus.index(device) for device in ranks if device in gpus]
+    return "" if cluster.num_hosts > 1 or numbers == list(range(len(numbers))) else ",".join(map(str, numbers))
 
 
-def _script(made: WholeLayers, ranks: tuple[int, ...], command: str, exports: list[str], words: list[str]) -> str:
-    cluster = made.schedule.problem.cluster
+def _script(split: WholeLayers, ranks: tuple[int, ...], command: str, exports: list[str], words: list[str]) -> str:
+    cluster = split.schedule.problem.cluster
     names = shlex.join(printable(cluster.device_names[device]) for device in ranks)
-    if own := visible(cluster, ranks):
-        exports = [f"export CUDA_VISIBLE_DEVICES={own}", *exports]
+    if numbers := visible(cluster, ranks):
+        exports = [f"export CUDA_VISIBLE_DEVICES={numbers}", *exports]
     arguments = "".join(f"  {word}\n" for word in words)
     lines = [f"# {command}", f"DEVICES=({names})  # of each rank", *exports]
     return "".join(f"{line}\n" for line in lines) + f"PLACED=(\n{arguments})\n"
 
 
-def _name(made: WholeLayers) -> str:
-    return made.schedule.problem.graph.name
+def _name(split: WholeLayers) -> str:
+    return split.schedule.problem.graph.name
 
 
-def _alone(made: WholeLayers, tool: str) -> None:
-    if len(made.plan.replicas) > 1:
+def _alone(split: WholeLayers, tool: str) -> None:
+    if len(split.plan.replicas) > 1:
         raise PlacementError(
-            f"{_name(made)}: the placement has {len(made.plan.replicas)} replicas, {tool} runs one copy of a model: "
+            f"{_name(split)}: the placement has {len(split.plan.replicas)} replicas, {tool} runs one copy of a model: "
             f"{ALONE}"
         )
 
 
-def _contiguous(made: WholeLayers, tool: str) -> None:
-    names = made.schedule.problem.cluster.device_names
-    for row in made.plan.replicas:
+def _contiguous(split: WholeLayers, tool: str) -> None:
+    names = split.schedule.problem.cluster.device_names
+    for row in split.plan.replicas:
         for device in row:
-            own = [stage for stage, other in enumerate(row) if other == device]
-            if len(own) > 1:
-                where = " and ".join(_of_stage(made, stage) for stage in own)
+            stages_there = [stage for stage, holder in enumerate(row) if holder == device]
+            if len(stages_there) > 1:
+                where = " and ".join(_of_stage(split, stage) for stage in stages_there)
                 raise PlacementError(
-                    f"{_name(made)}: {names[device]} has {where}; {tool} needs contiguous layers of each device: "
+                    f"{_name(split)}: {names[device]} has {where}; {tool} needs contiguous layers of each device: "
                     f"{ALONE}"
                 )
 
 
-def _of_stage(made: WholeLayers, stage: int) -> str:
+def _of_stage(split: WholeLayers, stage: int) -> str:
     """Return what a stage has, for messages, such as "layers 0 to 3"; the first and the last may have no layer."""
-    first, end = made.stages[stage]
+    first, end = split.stages[stage]
     if first == end:
         return f"what comes {'behind layer' if stage else 'before layer'} {first - 1 if stage else 0}"
     return f"layers {first} to {end - 1}" if end - first > 1 else f"layer {first}"
 
 
-def _each_has_layers(made: WholeLayers, tool: str) -> None:
-    for stage, count in enumerate(made.counts):
+def _each_has_layers(split: WholeLayers, tool: str) -> None:
+    for stage, count in enumerate(split.counts):
         if not count:
-            raise PlacementError(_no_layers(made, stage, tool))
+            raise PlacementError(_no_layers(split, stage, tool))
 
 
-def _no_layers(made: WholeLayers, stage: int, tool: str) -> str:
-    device = made.schedule.problem.cluster.device_names[made.plan.replicas[0][stage]]
-    return f"{_name(made)}: {device} has no layer, which {tool} can't do: place on fewer devices"
+def _no_layers(split: WholeLayers, stage: int, tool: str) -> str:
+    device = split.schedule.problem.cluster.device_names[split.plan.replicas[0][stage]]
+    return f"{_name(split)}: {device} has no layer, which {tool} can't do: place on fewer devices"

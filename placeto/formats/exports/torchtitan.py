@@ -82,21 +82,21 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
     pipeline = torch_pipeline(layers.schedule, alike=True)
     written, devices = pipeline.rows(0), pipeline.ranks[0]
     rows = [written[devices.index(device)] for device in layers.ranks[0]]
-    own = "." in layers.modules[0] and layers.modules[0].count(".") == 1
-    own &= all("." not in module for module in (*layers.before, *layers.behind))
-    before = layers.before if own else ("tok_embeddings",)
-    behind = layers.behind if own else ("norm", "lm_head")
-    names = layers.modules if own else tuple(f"layers.{number}" for number in range(len(layers.modules)))
+    is_flat = "." in layers.modules[0] and layers.modules[0].count(".") == 1
+    is_flat &= all("." not in module for module in (*layers.before, *layers.behind))
+    before = layers.before if is_flat else ("tok_embeddings",)
+    behind = layers.behind if is_flat else ("norm", "lm_head")
+    names = layers.modules if is_flat else tuple(f"layers.{number}" for number in range(len(layers.modules)))
     parts = [list(names[first:end]) for first, end in layers.stages]
     parts[0][:0], parts[-1] = before, [*parts[-1], *behind]
-    return TorchTitan(layers, pipeline, tuple(map(tuple, parts)), not own, tuple(tuple(row) for row in rows))
+    return TorchTitan(layers, pipeline, tuple(map(tuple, parts)), not is_flat, tuple(tuple(row) for row in rows))
 
 
-def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) -> None:
+def save_torchtitan(pipeline: TorchTitan, folder: Path, batch: int | None = None) -> None:
     """Write the folder, which may exist.
 
     Args:
-        made: the pipeline to write.
+        pipeline: the pipeline to write.
         folder: the path of the folder, which is made if it doesn't exist.
         batch: samples of a step; if not given, a micro-batch has one.
 
@@ -104,19 +104,19 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
         OSError: a file can't be written.
     """
     folder.mkdir(exist_ok=True)
-    layers, plan = made.layers, made.layers.plan
+    layers, plan = pipeline.layers, pipeline.layers.plan
     cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // plan.num_micro_batches
     (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
-    write_text("".join(f"{','.join(row)}\n" for row in made.rows), folder / "schedule.csv")
+    write_text("".join(f"{','.join(row)}\n" for row in pipeline.rows), folder / "schedule.csv")
     text = _PROGRAM.format(
         graph=repr(layers.schedule.problem.graph.name),
-        devices=repr([cluster.device_names[device] for device in made.ranks]),
-        visible=f" Start it with CUDA_VISIBLE_DEVICES={own}." if (own := visible(cluster, made.ranks)) else "",
+        devices=repr([cluster.device_names[device] for device in pipeline.ranks]),
+        visible=f" Start it with CUDA_VISIBLE_DEVICES={gpus}." if (gpus := visible(cluster, pipeline.ranks)) else "",
         size=len(layers.ranks[0]),
         replicas=len(plan.replicas),
         schedule="ZBVZeroBubble" if plan.goes_back else "PipelineScheduleMulti",
         samples=samples,
-        modules="".join(f"        {list(part)!r},\n" for part in made.modules),
+        modules="".join(f"        {list(part)!r},\n" for part in pipeline.modules),
         local=samples * plan.num_micro_batches // len(plan.replicas),
         samples_of_step=samples * plan.num_micro_batches,
     )

@@ -53,11 +53,11 @@ def _ops(lines: list[str]) -> list[dict[str, Any]]:
         lines.pop()
     if len(lines) < 5:
         raise GraphError(f"not a DOPPLER graph: it has {len(lines)} lines, where four come before those of the nodes")
-    count, given, sources, destinations = (_numbers(line, row) for row, line in enumerate(lines[:4], start=1))
+    count, inputs_of_graph, sources, destinations = (_numbers(line, row) for row, line in enumerate(lines[:4], start=1))
     nodes = lines[4:]
-    if count != [len(given) + len(nodes)]:
-        found = f"{len(given)} inputs and {len(nodes)} lines of nodes"
-        raise GraphError(f"line 1: must be how many nodes there are, not {quote(lines[0])}: {found} follow")
+    if count != [len(inputs_of_graph) + len(nodes)]:
+        counted = f"{len(inputs_of_graph)} inputs and {len(nodes)} lines of nodes"
+        raise GraphError(f"line 1: must be how many nodes there are, not {quote(lines[0])}: {counted} follow")
     if len(sources) != len(destinations):
         raise GraphError(f"line 4: {len(destinations)} ends of arcs, but line 3 has {len(sources)} beginnings")
     width = len(str(len(nodes)))

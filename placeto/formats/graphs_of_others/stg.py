@@ -56,10 +56,10 @@ def _ops(lines: list[tuple[int, list[str]]]) -> list[dict[str, Any]]:
         raise GraphError("not a task graph: it has no line")
     count = _whole(lines[0][1][0], lines[0][0])  # the prototype set also has a number of processors here
     tasks: dict[int, tuple[float, list[tuple[int, float]], int]] = {}  # number -> time, needed tasks, line
-    at = 1
-    while at < len(lines):
-        row, words = lines[at]
-        at += 1
+    cursor = 1
+    while cursor < len(lines):
+        row, words = lines[cursor]
+        cursor += 1
         if len(words) < 3:
             raise GraphError(f"line {row}: must be a task's number, its time and how many tasks it needs")
         task, needs = _whole(words[0], row), _whole(words[2], row)
@@ -70,9 +70,9 @@ def _ops(lines: list[tuple[int, list[str]]]) -> list[dict[str, Any]]:
             pairs = [(word, "0") for word in words[1:]]
         elif len(words) == 1 + 2 * needs:
             pairs = list(zip(words[1::2], words[2::2], strict=True))
-        elif len(words) == 1 and all(len(below) == 2 for _, below in lines[at : at + needs]):
-            pairs = [(below[0], below[1]) for _, below in lines[at : at + needs]]
-            at += needs
+        elif len(words) == 1 and all(len(below) == 2 for _, below in lines[cursor : cursor + needs]):
+            pairs = [(below[0], below[1]) for _, below in lines[cursor : cursor + needs]]
+            cursor += needs
         if len(pairs) != needs:
             raise GraphError(f"line {row}: task {quote(task)} must name the {quote(needs)} tasks that it needs")
         tasks[task] = _number(words[0], row), [(_whole(src, row), _number(us, row)) for src, us in pairs], row

@@ -173,11 +173,11 @@ def serve() -> None:
 
 def _answer(module: str, function: str, arguments: list[Any], memory: int) -> str:
     try:
-        found = import_module(module)
+        imported = import_module(module)
         if not function:
-            return json.dumps({"value": [import_module(other).__name__ for other in arguments]})
+            return json.dumps({"value": [import_module(name).__name__ for name in arguments]})
         limit_memory(memory)
-        return json.dumps({"value": getattr(found, function)(*arguments)})
+        return json.dumps({"value": getattr(imported, function)(*arguments)})
     except Exception as problem:  # a damaged file can cause any error
         return json.dumps({"kind": type(problem).__name__, "message": str(problem)[:_CLUE]})
     finally:

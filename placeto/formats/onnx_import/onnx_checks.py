@@ -36,18 +36,18 @@ def title(node: onnx.NodeProto) -> str:
     return f"node {quote(node.name or node.op_type)}"
 
 
-def check_shape(dims: tuple[int, ...], what: str) -> None:
+def check_shape(dims: tuple[int, ...], label: str) -> None:
     """Refuse a shape of more than 64 dimensions, with a negative one, or of more than 2^58 elements.
 
     Raises:
-        GraphError: the shape is refused; the message begins with `what`.
+        GraphError: the shape is refused; the message begins with `label`.
     """
     if len(dims) > _MOST_RANK:
-        raise GraphError(f"{what} has {len(dims)} dimensions, more than {_MOST_RANK}")
+        raise GraphError(f"{label} has {len(dims)} dimensions, more than {_MOST_RANK}")
     if any(size < 0 for size in dims):
-        raise GraphError(f"{what} has a dimension of {min(dims)}")
+        raise GraphError(f"{label} has a dimension of {min(dims)}")
     if prod(size for size in dims if size) > _MOST_ELEMENTS:
-        raise GraphError(f"{what} has a shape of more than 2^58 elements: {quote(list(dims))}")
+        raise GraphError(f"{label} has a shape of more than 2^58 elements: {quote(list(dims))}")
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -69,12 +69,12 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
     if not model.functions:
         return model
-    own = next((opset.version for opset in model.opset_import if opset.domain in OWN), 0)
+    model_opset = next((opset.version for opset in model.opset_import if opset.domain in OWN), 0)
     for function in model.functions:
         nodes = [node for node in function.node if node.domain in OWN]
         for opset in (opset for opset in function.opset_import if opset.domain in OWN):
-            if own and all(since(node, opset.version) == since(node, own) for node in nodes):
-                opset.version = own
+            if model_opset and all(since(node, opset.version) == since(node, model_opset) for node in nodes):
+                opset.version = model_opset
     named = {opset.domain for opset in model.opset_import}
     others = {opset.domain: opset for function in model.functions for opset in function.opset_import}
     model.opset_import.extend(opset for domain, opset in others.items() if domain not in named | set(OWN))
@@ -107,21 +107,21 @@ def take_weights(graph: onnx.GraphProto, folder: Path) -> dict[str, tuple[tuple[
             nodes.append(node)
         else:
             tensors.append(constant)
-    kept: dict[str, onnx.TensorProto] = {}
-    taken: dict[str, tuple[tuple[int, ...], int]] = {}
+    small: dict[str, onnx.TensorProto] = {}
+    large: dict[str, tuple[tuple[int, ...], int]] = {}
     for tensor in tensors:
-        if tensor.name in kept or tensor.name in taken:
+        if tensor.name in small or tensor.name in large:
             raise GraphError(f"there are two weights {quote(tensor.name)}")
         if _has_small_values(tensor, folder):
-            kept[tensor.name] = tensor
+            small[tensor.name] = tensor
         else:
-            taken[tensor.name] = tuple(tensor.dims), tensor.data_type
-    inputs = [value for value in graph.input if value.name not in taken and value.name not in kept]
-    inputs += [helper.make_tensor_value_info(name, dtype, shape) for name, (shape, dtype) in taken.items()]
-    for field, content in ((graph.initializer, kept.values()), (graph.node, nodes), (graph.input, inputs)):
+            large[tensor.name] = tuple(tensor.dims), tensor.data_type
+    inputs = [value for value in graph.input if value.name not in large and value.name not in small]
+    inputs += [helper.make_tensor_value_info(name, dtype, shape) for name, (shape, dtype) in large.items()]
+    for field, content in ((graph.initializer, small.values()), (graph.node, nodes), (graph.input, inputs)):
         del field[:]
         field.extend(content)
-    return taken
+    return large
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -145,8 +145,8 @@ def _has_small_values(tensor: onnx.TensorProto, folder: Path) -> bool:
     """
     from onnx import numpy_helper
 
-    what = f"weight {quote(tensor.name)}"
-    check_shape(tuple(tensor.dims), what)
+    label = f"weight {quote(tensor.name)}"
+    check_shape(tuple(tensor.dims), label)
     small = prod(tensor.dims) <= SMALL
     if tensor.data_location == tensor.EXTERNAL:
         return small and _read_values(tensor, folder)
@@ -154,7 +154,7 @@ def _has_small_values(tensor: onnx.TensorProto, folder: Path) -> bool:
         numpy_helper.to_array(tensor)
     except (LookupError, TypeError, ValueError) as problem:
         clue = one_line(str(problem))
-        raise GraphError(f"{what} has other values than its shape and its dtype say ({clue})") from None
+        raise GraphError(f"{label} has other values than its shape and its dtype say ({clue})") from None
     return small
 
 

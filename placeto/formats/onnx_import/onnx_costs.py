@@ -154,15 +154,15 @@ def _einsum(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) 
         raise ValueError(f"{len(terms)} terms, but {len(read)} inputs")
     indices = [_indices(term, shape) for term, shape in zip(terms, read, strict=True)]
     sizes: dict[str | int, int] = {}
-    for own, shape in zip(indices, read, strict=True):
-        for index, size in zip(own, shape, strict=True):
+    for term, shape in zip(indices, read, strict=True):
+        for index, size in zip(term, shape, strict=True):
             sizes[index] = max(size, sizes.get(index, 1))
-    each = [index for own in indices for index in own]
-    made = set(after) if arrow else {index for index in sizes if each.count(index) == 1}
-    made |= {index for index in sizes if isinstance(index, int)}
+    each = [index for term in indices for index in term]
+    of_output = set(after) if arrow else {index for index in sizes if each.count(index) == 1}
+    of_output |= {index for index in sizes if isinstance(index, int)}
     work, left = 0, set(indices[0])
-    for number, own in enumerate(indices[1:], start=2):
-        kept, right = made.union(*indices[number:]), set(own)
+    for number, term in enumerate(indices[1:], start=2):
+        kept, right = of_output.union(*indices[number:]), set(term)
         left, right = left & (right | kept), right & (left | kept)
         work += 2 * prod(sizes[index] for index in left | right)
         left = (left | right) & kept

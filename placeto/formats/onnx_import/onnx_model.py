@@ -73,14 +73,14 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
         raise GraphError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'")
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-    asked = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
+    sizes = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
     limits: dict[str, Any] = {
         "seconds": _SECONDS + size / _BYTES_PER_S,
         "memory": _MEMORY + _COPIES * size,
         "keep": size < _LARGE,
     }
     try:
-        records = _PARSER.call("read_records", os.path.abspath(path), asked, **limits)
+        records = _PARSER.call("read_records", os.path.abspath(path), sizes, **limits)
     except RaisedError as problem:
         clue = f"({problem.kind}: {one_line(str(problem))})"
         if problem.kind in ("ImportError", "ModuleNotFoundError"):
@@ -136,7 +136,7 @@ class _Importer:
         graph = model.graph
         self.graph = graph
         self.opset = max((opset.version for opset in model.opset_import if opset.domain in OWN), default=0)
-        self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
+        self.operands = {name: Operand(*shape_and_type) for name, shape_and_type in shapes_of(graph).items()}
         self.weights: dict[str, Operand] = {}  # those that no op has read so far
         self.stored: dict[str, str] = {}  # name of a weight, or of another shape of it -> name of the weight
         self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None for an input or a constant

@@ -113,14 +113,14 @@ def shapes_of(graph: onnx.GraphProto) -> dict[str, tuple[tuple[int, ...], int]]:
     Raises:
         GraphError: a shape isn't possible; see `check_shape`.
     """
-    found = {}
+    shapes = {}
     for value in (*graph.value_info, *graph.output, *graph.input):
         kind = value.type.tensor_type
         if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
             shape = tuple(d.dim_value for d in kind.shape.dim)
             check_shape(shape, f"tensor {quote(value.name)}")
-            found[value.name] = shape, kind.elem_type
-    return found
+            shapes[value.name] = shape, kind.elem_type
+    return shapes
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -144,16 +144,16 @@ def _computed(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> dict[
     versions = {opset.domain: opset.version for opset in model.opset_import}
     fresh: dict[str, np.ndarray] = {}
     known = ChainMap(fresh, dict(values))
-    kept = []
+    nodes = []
     for node in graph.node:
-        made = _values(node, known, shapes, versions)
-        if made is None:
-            kept.append(node)
+        outputs = _values(node, known, shapes, versions)
+        if outputs is None:
+            nodes.append(node)
         else:
-            fresh |= made
+            fresh |= outputs
     if fresh:
         del graph.node[:]
-        graph.node.extend(kept)
+        graph.node.extend(nodes)
         graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in fresh.items())
     return fresh
 
@@ -192,14 +192,14 @@ def _values(
         return None
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     try:
-        made: Any
+        results: Any
         if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13; the reference has it only since
-            made = [np.expand_dims(values[inputs[0]], tuple(attributes["axes"]))]
+            results = [np.expand_dims(values[inputs[0]], tuple(attributes["axes"]))]
         else:
-            made = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})
+            results = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})
     except Exception:  # an op that the reference doesn't have: its shape may be inferred all the same
         return None
-    outputs = {name: np.asarray(value) for name, value in zip(node.output, made, strict=False) if name}
+    outputs = {name: np.asarray(value) for name, value in zip(node.output, results, strict=False) if name}
     return outputs if all(value.size <= SMALL for value in outputs.values()) else None
 
 

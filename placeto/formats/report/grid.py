@@ -80,8 +80,8 @@ class Grid:
 
 def step_grid(schedule: Schedule) -> Grid:
     """Return the grid of a placed step; for a step without micro-batches, one without rows, whose sentence says why."""
-    of = schedule.problem.graph.micro_batches
-    if (of == NO_MICRO_BATCH).all():
+    micro_batch = schedule.problem.graph.micro_batches
+    if (micro_batch == NO_MICRO_BATCH).all():
         why = f"{schedule.problem.graph.name} isn't in micro-batches, so there is no grid of passes over them"
         if schedule.problem.graph.mode == "training":
             why += ": capture it with --micro-batches 2 or more"
@@ -93,31 +93,31 @@ def step_grid(schedule: Schedule) -> Grid:
     except PlanError as error:
         why = f"The placement is no pipeline that torch.distributed.pipelining runs: {str(error).rstrip('.')}."
         return _by_pass(schedule, why)
-    taken = order.plan.micro_batches[0]
-    number = {each: place for own in taken for place, each in enumerate(own)}
+    micro_batches = order.plan.micro_batches[0]
+    number = {m: place for of_replica in micro_batches for place, m in enumerate(of_replica)}
     keys = [
-        (f"{stage}{kind}{number[each]}", kind, number[each]) if kind else ("", _OTHER, NO_MICRO_BATCH)
-        for stage, kind, each in zip(order.stage.tolist(), order.kinds, of.tolist(), strict=True)
+        (f"{stage}{kind}{number[m]}", kind, number[m]) if kind else ("", _OTHER, NO_MICRO_BATCH)
+        for stage, kind, m in zip(order.stage.tolist(), order.kinds, micro_batch.tolist(), strict=True)
     ]
     text = "A cell is a chunk in torch's notation: 1F2 is the forward pass of stage 1 for micro-batch 2."
-    if len(taken) > 1:
+    if len(micro_batches) > 1:
         text += " Each replica counts its own micro-batches."
     whole = format_us(order.schedule.makespan_us)
     text += (
         f" In whole chunks, as torch runs them and as drawn here, the step takes {whole}; op by op, as in the chart "
     )
     text += f"below, it takes {format_us(schedule.makespan_us)}."
-    if len(taken) > 1:
+    if len(micro_batches) > 1:
         text += " Sums of gradients are drawn as Placeto's runtime has them: torch's replicas sum after their chunks."
     return _grid(order.schedule, keys, text, whole=True)
 
 
 def _by_pass(schedule: Schedule, why: str) -> Grid:
     """Return the grid of what devices run op by op; `why` is a sentence that says why its cells are no chunks."""
-    of = schedule.problem.graph.micro_batches
+    micro_batch = schedule.problem.graph.micro_batches
     keys = [
         (f"{kind}{number}", kind, number) if number != NO_MICRO_BATCH else ("", _OTHER, number)
-        for kind, number in zip(_passes(schedule), of.tolist(), strict=True)
+        for kind, number in zip(_passes(schedule), micro_batch.tolist(), strict=True)
     ]
     text = f"{why} A cell is what the device runs at that time, op by op: F2 is the forward pass of micro-batch 2."
     return _grid(schedule, keys, text, whole=False)
@@ -134,13 +134,13 @@ def _grid(schedule: Schedule, keys: Sequence[Key], text: str, whole: bool) -> Gr
     width = _width(spans.values(), makespan) if whole else _LANE
     bubbles = 1.0 - schedule.busy_us / makespan
     rows = [
-        Row(names[device], [_cell(*span, makespan, width) for span in own], float(bubbles[device]))
-        for device, own in spans.items()
+        Row(names[device], [_cell(*span, makespan, width) for span in spans_there], float(bubbles[device]))
+        for device, spans_there in spans.items()
     ]
     text += f" Hatched gaps are bubbles: of the time of the {len(used)} devices that are used they are "
     text += f"{bubbles[used].mean():.1%}."
-    found = {cell.kind for row in rows for cell in row.cells}
-    return Grid(rows, [kind for kind in KINDS if kind in found], text, schedule.makespan_us, round(width))
+    shown = {cell.kind for row in rows for cell in row.cells}
+    return Grid(rows, [kind for kind in KINDS if kind in shown], text, schedule.makespan_us, round(width))
 
 
 def _width(rows: Iterable[Sequence[Span]], makespan: float) -> float:

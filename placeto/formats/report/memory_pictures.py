@@ -62,12 +62,12 @@ def stacked_picture(schedule: Schedule) -> StackedPicture:
     """Return memory by category over time, for the device whose peak is the largest share of its memory."""
     number = int((schedule.peak_memory / schedule.problem.cluster.memory).argmax())
     device, end_us = schedule.problem.cluster.devices[number], schedule.makespan_us or 1.0
-    times, held = memory_by_category(schedule, number)
-    sizes = held.sum(axis=1)
+    times, by_category = memory_by_category(schedule, number)
+    sizes = by_category.sum(axis=1)
     peak = int(sizes.max())
     top, below = _scale(peak, device.memory)
     at = np.array([first + sizes[first:last].argmax() for first, last in _columns(times, end_us, _LARGE_COLUMNS)])
-    tops = LARGE_HEIGHT * (1.0 - np.cumsum(held[at], axis=1) / top)
+    tops = LARGE_HEIGHT * (1.0 - np.cumsum(by_category[at], axis=1) / top)
     under, areas = np.full(len(at), float(LARGE_HEIGHT)), {}
     for category, height in zip(CATEGORIES, tops.T, strict=True):
         if (height < under).any():
@@ -75,7 +75,7 @@ def stacked_picture(schedule: Schedule) -> StackedPicture:
         under = height
     step = round_step(max(1.0, top / 4))
     marks = [step * mark for mark in range(int(top / step) + 1)]
-    most = dict(zip(CATEGORIES, held[sizes.argmax()].tolist(), strict=True))
+    most = dict(zip(CATEGORIES, by_category[sizes.argmax()].tolist(), strict=True))
     return StackedPicture(
         device.name,
         areas,

@@ -38,11 +38,11 @@ def module_tree(schedule: Schedule) -> Module:
     graph, names = schedule.problem.graph, schedule.problem.cluster.device_names
     time = schedule.finish_us - schedule.start_us
     whole = float(time.sum()) or 1.0
-    left = _MOST_NODES
+    nodes_left = _MOST_NODES
 
     def build(name: str, ops: np.ndarray, depth: int) -> Module:
-        nonlocal left
-        left -= 1
+        nonlocal nodes_left
+        nodes_left -= 1
         weights = time[ops] if time[ops].any() else None
         shares = np.bincount(schedule.placement[ops], weights, len(names))
         order = [int(device) for device in np.argsort(-shares, kind="stable") if shares[device] > 0]
@@ -60,7 +60,7 @@ def module_tree(schedule: Schedule) -> Module:
             inside = _split(paths, ops, depth)
         inside.pop("", None)  # what the module computes by itself
         largest = sorted(inside, key=lambda part: -float(time[inside[part]].sum()))
-        kept = set(largest[: max(0, min(_MOST_CHILDREN, left))])
+        kept = set(largest[: max(0, min(_MOST_CHILDREN, nodes_left))])
         module.children = [build(part, inside[part], depth + 1) for part in inside if part in kept]
         module.left_out = len(inside) - len(kept)
         return module
@@ -74,4 +74,4 @@ def _split(paths: Sequence[Sequence[str]], ops: np.ndarray, depth: int) -> dict[
     parts: dict[str, list[int]] = {}
     for op in ops.tolist():
         parts.setdefault(paths[op][depth] if depth < len(paths[op]) else "", []).append(op)
-    return {part: np.array(own) for part, own in parts.items()}
+    return {part: np.array(ops_of_part) for part, ops_of_part in parts.items()}

@@ -111,15 +111,15 @@ def report_page(
     )
 
 
-def _paragraphs(said: list[tuple[str, str]], ways: Ways | None, devices: str) -> list[tuple[str, str]]:
+def _paragraphs(paragraphs: list[tuple[str, str]], ways: Ways | None, devices: str) -> list[tuple[str, str]]:
     """Return the paragraphs of the page, each with its heading.
 
     With ways to run the step, the advice on data parallelism is left out: replicas are among the ways, on the same
     batch.
     """
     if ways is not None:
-        said = [("Plan", ways.advice), *(part for part in said if part[0] != words.INSTEAD)]
-    return [*said, ("Devices", devices)] if devices else said
+        paragraphs = [("Plan", ways.advice), *(part for part in paragraphs if part[0] != words.INSTEAD)]
+    return [*paragraphs, ("Devices", devices)] if devices else paragraphs
 
 
 def _ways(ways: Ways) -> tables.Table:
@@ -135,16 +135,16 @@ def _ways(ways: Ways) -> tables.Table:
     return tables.Table(_WAYS, tuple(ways.columns), rows, texts)
 
 
-def _unbroken(found: re.Match[str]) -> str:
-    return found[0].replace(" ", "\N{NO-BREAK SPACE}")
+def _unbroken(match: re.Match[str]) -> str:
+    return match[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _compared(schedule: Schedule, placer: str, rivals: Mapping[str, PlacementResult], whole: bool) -> tables.Table:
-    own = schedule.makespan_us or 1.0
+    step_us = schedule.makespan_us or 1.0
     rows = [(not schedule.fits, schedule.makespan_us, f"{placer or 'this'} (this report)", "1.00", "", "")]
     rows += [
-        (not of.fits, of.makespan_us, name, f"{of.makespan_us / own:.2f}", f"{of.simulations:,}", f"{of.seconds:.2f}")
-        for name, of in rivals.items()
+        (not r.fits, r.makespan_us, name, f"{r.makespan_us / step_us:.2f}", f"{r.simulations:,}", f"{r.seconds:.2f}")
+        for name, r in rivals.items()
     ]
     columns = ("placer", "step", "times this", "fits", "simulations", "seconds")
     cells = [

@@ -103,10 +103,10 @@ def cut_table(schedule: Schedule) -> Table:
         modules = _first((_module(schedule, reader) for reader in away), _CONSUMERS)
         size, times = int(graph.output_bytes[tensor]), int(copies[tensor])
         sent = format_bytes(size) if times == 1 else f"{times} x {format_bytes(size)}"
-        made = graph.op_names[producer]
+        maker = graph.op_names[producer]
         if graph.modules[producer]:
-            made += f" ({graph.modules[producer]})"
-        rows.append((sent, names[home], made, where, modules))
+            maker += f" ({graph.modules[producer]})"
+        rows.append((sent, names[home], maker, where, modules))
     columns = ("bytes", "from", "made by op (module)", "to", "read in modules")
     return Table("Largest tensors that are sent", columns, rows, (1, 2, 3, 4), int((copies > 0).sum()) - len(rows))
 

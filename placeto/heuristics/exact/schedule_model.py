@@ -73,15 +73,15 @@ class ScheduleModel:
 
     def orbit(self, placement: np.ndarray, most: int) -> np.ndarray:
         """(B, G) a placement (G,) and all that exchanges of interchangeable devices make of it; at most `most` + 1."""
-        found: dict[tuple[int, ...], None] = {}
+        orbit: dict[tuple[int, ...], None] = {}
         for images in itertools.product(*(itertools.permutations(members) for members in self._classes)):
             new = np.arange(self.problem.num_devices)
             for members, image in zip(self._classes, images, strict=True):
                 new[list(members)] = image
-            found[tuple(new[placement].tolist())] = None
-            if len(found) > most:
+            orbit[tuple(new[placement].tolist())] = None
+            if len(orbit) > most:
                 break
-        return np.array(list(found))
+        return np.array(list(orbit))
 
     def forbid(self, placement: np.ndarray, optimum: float) -> None:
         """Rule out the placement (G,) of the optimum, and with it its orbit, which `_break_symmetry` has ruled out.
@@ -174,13 +174,13 @@ class ScheduleModel:
                 continue
             travel_us = cluster.latency_us + size / cluster.bandwidth  # (D, D)
             gap_us = 0.0 if cluster.link == "free" else cluster.link_gap_us
-            travel, held = self._ticks(travel_us), self._ticks(travel_us + gap_us)
+            travel, hold_ticks = self._ticks(travel_us), self._ticks(travel_us + gap_us)
             if flat.broadcast[0]:
-                begin = self._add_broadcast(tensor, src, home, readers, held, links)
+                begin = self._add_broadcast(tensor, src, home, readers, hold_ticks, links)
                 begins = [begin] * problem.num_devices
             else:
                 begins = [
-                    self._add_unicast(tensor, src, home, readers, held, links, dst)
+                    self._add_unicast(tensor, src, home, readers, hold_ticks, links, dst)
                     for dst in range(problem.num_devices)
                 ]
             for dst, begin in enumerate(begins):
@@ -198,23 +198,23 @@ class ScheduleModel:
         src: int,
         home: int,
         readers: dict[int, list[int]],
-        held: np.ndarray,
+        hold_ticks: np.ndarray,
         links: dict[Any, list[tuple[Any, int, Any, str]]],
         dst: int,
     ) -> Any:
         """Add a tensor's send to the device `dst`; returns its start."""
         begin = self._after(src, f"send {tensor} to {dst}")
-        wanted = [self.on[group][dst] for group in readers]
+        reads = [self.on[group][dst] for group in readers]
         for device in range(self.problem.num_devices):
             if device == dst:
                 continue
             sent = self.model.new_bool_var(f"send {tensor} from {device} to {dst}")
             self.model.add_implication(sent, self.on[home][device])
-            self.model.add_bool_or([~sent, *wanted])
-            for there in wanted:
-                self.model.add_bool_or([~self.on[home][device], ~there, sent])
-            own: dict[str, Any] = {"egress": device, "pair": (device, dst), "free": (tensor, device, dst)}
-            self._hold(links[own[self.problem.cluster.link]], begin, int(held[device, dst]), sent)
+            self.model.add_bool_or([~sent, *reads])
+            for read in reads:
+                self.model.add_bool_or([~self.on[home][device], ~read, sent])
+            link_key: dict[str, Any] = {"egress": device, "pair": (device, dst), "free": (tensor, device, dst)}
+            self._hold(links[link_key[self.problem.cluster.link]], begin, int(hold_ticks[device, dst]), sent)
         return begin
 
     def _add_broadcast(
@@ -223,20 +223,20 @@ class ScheduleModel:
         src: int,
         home: int,
         readers: dict[int, list[int]],
-        held: np.ndarray,
+        hold_ticks: np.ndarray,
         links: dict[Any, list[tuple[Any, int, Any, str]]],
     ) -> Any:
         """Add a tensor's one send to all devices; returns its start."""
         begin = self._after(src, f"send {tensor}")
         for device in range(self.problem.num_devices):
-            others = [self.on[group][device] for group in readers]
+            readers_on = [self.on[group][device] for group in readers]
             sent = self.model.new_bool_var(f"send {tensor} from {device}")
             self.model.add_implication(sent, self.on[home][device])
-            self.model.add_bool_or([~sent, *(~here for here in others)])
-            for here in others:
-                self.model.add_bool_or([~self.on[home][device], here, sent])
+            self.model.add_bool_or([~sent, *(~reader_on for reader_on in readers_on)])
+            for reader_on in readers_on:
+                self.model.add_bool_or([~self.on[home][device], reader_on, sent])
             if self.problem.num_devices > 1:
-                self._hold(links[device], begin, int(np.delete(held[device], device).min()), sent)
+                self._hold(links[device], begin, int(np.delete(hold_ticks[device], device).min()), sent)
         return begin
 
     def _after(self, src: int, name: str) -> Any:

@@ -65,7 +65,7 @@ class ContiguousSplits:
         useful = np.any([self._possible(used) for used in self._states], axis=0)
         useful[[0, -1]] = True
         self._ideals, self._done = ideals[useful], self._done[useful]
-        self._work = self._ideals @ stream.time_us[:, [of.devices[0] for of in self._classes]]  # (I, C)
+        self._work = self._ideals @ stream.time_us[:, [kind.devices[0] for kind in self._classes]]  # (I, C)
         self._memory = self._ideals @ stream.memory.astype(np.float64)
         self._cut, self._left, self._right = _transfers(stream, cost_us, self._ideals)
         padded = np.zeros((len(self._ideals), -(-stream.num_units // 64) * 64), bool)
@@ -94,14 +94,14 @@ class ContiguousSplits:
         best: tuple[int, ...] | None = None
         for used in self._states:
             for index in range(len(self._classes)):
-                then = (*used[:index], used[index] + 1, *used[index + 1 :])
-                if then not in load:
+                state = (*used[:index], used[index] + 1, *used[index + 1 :])
+                if state not in load:
                     continue
                 rows = np.flatnonzero((load[used] < self._bound) & self._possible(used))
-                columns = np.flatnonzero(self._possible(then))
-                self._extend(index, rows, columns, load[used], load[then], came[then], until)
-                if load[then][-1] < self._bound:
-                    best, self._bound = then, float(load[then][-1])
+                columns = np.flatnonzero(self._possible(state))
+                self._extend(index, rows, columns, load[used], load[state], came[state], until)
+                if load[state][-1] < self._bound:
+                    best, self._bound = state, float(load[state][-1])
         return (None, below_us) if best is None else (self._traced(best, came), self._bound)
 
     def _possible(self, used: tuple[int, ...]) -> np.ndarray:
@@ -112,15 +112,15 @@ class ContiguousSplits:
                 count on each side on which all devices take time for them.
         """
         sides = np.zeros((2, len(self._done)))
-        for of, count in zip(self._classes, used, strict=True):
-            sides[0] += count * of.speed
-            sides[1] += (len(of.devices) - count) * of.speed
+        for kind, count in zip(self._classes, used, strict=True):
+            sides[0] += count * kind.speed
+            sides[1] += (len(kind.devices) - count) * kind.speed
         before, after = self._bound * sides + _SLACK * self._done[-1]
-        free = [count > 0 and not of.sends for of, count in zip(self._classes, used, strict=True)]
-        left = [count < len(of.devices) and not of.sends for of, count in zip(self._classes, used, strict=True)]
-        held = self._done + (0.0 if any(free) else self._cut)
-        rest = self._done[-1] - self._done + (0.0 if any(left) else self._cut)
-        return np.asarray((held <= before) & (rest <= after))
+        free = [count > 0 and not kind.sends for kind, count in zip(self._classes, used, strict=True)]
+        left = [count < len(kind.devices) and not kind.sends for kind, count in zip(self._classes, used, strict=True)]
+        load_before = self._done + (0.0 if any(free) else self._cut)
+        load_after = self._done[-1] - self._done + (0.0 if any(left) else self._cut)
+        return np.asarray((load_before <= before) & (load_after <= after))
 
     def _extend(
         self,
@@ -128,18 +128,18 @@ class ContiguousSplits:
         rows: np.ndarray,
         columns: np.ndarray,
         load: np.ndarray,
-        then: np.ndarray,
+        new: np.ndarray,
         came: np.ndarray,
         until: float,
     ) -> None:
-        """Add a device of a class to a state: lower `then` (I,), the greatest loads with it, where it helps.
+        """Add a device of a class to a state: lower `new` (I,), the greatest loads with it, where it helps.
 
         Args:
             index: number of the class.
             rows: ideals that the devices before it may hold.
             columns: ideals that the devices may hold together with it.
             load: (I,) us, least greatest load of the devices before it, for each ideal that they may hold.
-            then: (I,) us, the same of all these devices; overwritten.
+            new: (I,) us, the same of all these devices; overwritten.
             came: (I, 2) class of the last device and number of the ideal before it; overwritten.
             until: value of `time.perf_counter` at which to stop.
 
@@ -155,20 +155,20 @@ class ContiguousSplits:
             begin = np.searchsorted(work[columns], work[rows[done]] - slack)
             some = rows[done : done + max(1, _PAIRS // max(1, len(columns) - int(begin)))]
             end = np.searchsorted(work[columns], work[some[-1]] + self._bound + slack, side="right")
-            self._relax(index, some, columns[begin:end], load, then, came)
+            self._relax(index, some, columns[begin:end], load, new, came)
             done += len(some)
 
     def _relax(
-        self, index: int, rows: np.ndarray, columns: np.ndarray, load: np.ndarray, then: np.ndarray, came: np.ndarray
+        self, index: int, rows: np.ndarray, columns: np.ndarray, load: np.ndarray, new: np.ndarray, came: np.ndarray
     ) -> None:
-        of, work = self._classes[index], self._work[:, index]
-        own = work[columns] - work[rows, None]
-        if of.sends:
+        kind, work = self._classes[index], self._work[:, index]
+        busy = work[columns] - work[rows, None]
+        if kind.sends:
             both = (self._left[rows] @ self._right[columns].T).toarray()
-            own += self._cut[columns] + self._cut[rows, None] - both
-        value = np.maximum(own, load[rows, None])
-        good = value < np.minimum(then[columns], self._bound)
-        good &= self._memory[columns] - self._memory[rows, None] <= self._stream.capacity[of.devices[0]]
+            busy += self._cut[columns] + self._cut[rows, None] - both
+        value = np.maximum(busy, load[rows, None])
+        good = value < np.minimum(new[columns], self._bound)
+        good &= self._memory[columns] - self._memory[rows, None] <= self._stream.capacity[kind.devices[0]]
         i, j = np.nonzero(good)
         inside = np.ones(len(i), bool)
         for word in self._bits.T:
@@ -177,7 +177,7 @@ class ContiguousSplits:
         order = np.argsort(value[i, j], kind="stable")
         i, j = i[order], j[order]
         at, first = np.unique(j, return_index=True)
-        then[columns[at]] = value[i[first], at]
+        new[columns[at]] = value[i[first], at]
         came[columns[at]] = np.stack([np.full(len(at), index), rows[i[first]]], axis=1)
 
     def _traced(self, used: tuple[int, ...], came: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
@@ -188,7 +188,7 @@ class ContiguousSplits:
             stages.append((index, self._ideals[ideal] & ~self._ideals[before]))
             used = (*used[:index], used[index] - 1, *used[index + 1 :])
             ideal = before
-        free = [list(of.devices) for of in self._classes]
+        free = [list(kind.devices) for kind in self._classes]
         for index, members in reversed(stages):
             placement[members] = free[index].pop(0)
         return placement
@@ -196,12 +196,12 @@ class ContiguousSplits:
 
 def all_orders(stream: Stream) -> bool:
     """Whether devices of different classes are tried in all orders: not if there are too many states."""
-    return math.prod(len(of.devices) + 1 for of in classes(stream)) <= _MOST_STATES
+    return math.prod(len(kind.devices) + 1 for kind in classes(stream)) <= _MOST_STATES
 
 
 def _states(stream: Stream) -> list[tuple[int, ...]]:
     """The states (C,): how many devices of each class are used, fewer first; see `all_orders`."""
-    most = [len(of.devices) for of in classes(stream)]
+    most = [len(kind.devices) for kind in classes(stream)]
     if all_orders(stream):
         return list(itertools.product(*(range(count + 1) for count in most)))
     filled = [(*most[:index], used) for index, count in enumerate(most) for used in range(count + 1)]
@@ -215,12 +215,12 @@ def classes(stream: Stream) -> list[DeviceClass]:
         key = np.ascontiguousarray(times).tobytes(), int(stream.capacity[device]), bool(stream.sends[device])
         alike.setdefault(key, []).append(device)
     least = stream.time_us.min(axis=1)
-    found = []
+    kinds = []
     for (_, _, sends), devices in alike.items():
-        own = stream.time_us[:, devices[0]]
-        speed = float((least[own > 0] / own[own > 0]).max(initial=0.0))
-        found.append(DeviceClass(tuple(devices), speed, sends))
-    return found
+        class_us = stream.time_us[:, devices[0]]
+        speed = float((least[class_us > 0] / class_us[class_us > 0]).max(initial=0.0))
+        kinds.append(DeviceClass(tuple(devices), speed, sends))
+    return kinds
 
 
 def _transfers(stream: Stream, cost_us: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, csr_matrix, csr_matrix]:
@@ -241,7 +241,7 @@ def _transfers(stream: Stream, cost_us: np.ndarray, ideals: np.ndarray) -> tuple
         return csr_matrix(coo_matrix((values, (rows, columns)), (len(ideals), len(total) + 2 * states)))
 
     ones, without = np.ones(len(row)), ~within
-    kept, other = len(total) + state, len(total) + states + state
-    left = factor([(row, tensor, ones), (row[within], kept[within], ones[within]), (row, other, ones)])
-    right = factor([(row, tensor, cost), (row, kept, cost), (row[without], other[without], cost[without])])
+    kept, other_state = len(total) + state, len(total) + states + state
+    left = factor([(row, tensor, ones), (row[within], kept[within], ones[within]), (row, other_state, ones)])
+    right = factor([(row, tensor, cost), (row, kept, cost), (row[without], other_state[without], cost[without])])
     return np.bincount(row, cost, len(ideals)), left, right

@@ -56,12 +56,12 @@ def free_split(
         start = _by_pairs(stream, cost_us, start, until, seed)
     if start is not None and time.perf_counter() >= until:
         return start, 0.0
-    found, bound_us = _shared_anew(
+    divided, bound_us = _shared_anew(
         stream, cost_us, start, range(len(stream.capacity)), until - time.perf_counter(), seed
     )
-    if found is None or (start is not None and _greatest(stream, start) <= _greatest(stream, found)):
+    if divided is None or (start is not None and _greatest(stream, start) <= _greatest(stream, divided)):
         return start, bound_us
-    return found, bound_us
+    return divided, bound_us
 
 
 def _greatest(stream: Stream, units: np.ndarray) -> float:
@@ -74,18 +74,18 @@ def _by_pairs(stream: Stream, cost_us: np.ndarray, units: np.ndarray, until: flo
     The least loaded device is tried first, and the others follow by their loads. Returns the device of each unit (U,).
     """
     tried = set[int]()
-    while (left := until - time.perf_counter()) > 0:
+    while (seconds_left := until - time.perf_counter()) > 0:
         loads = stream.loads_us(units)
-        most = int(loads.argmax())
-        others = [device for device in np.argsort(loads, kind="stable").tolist() if device != most]
-        other = next((device for device in others if device not in tried), None)
-        if other is None:
+        busiest = int(loads.argmax())
+        others = [device for device in np.argsort(loads, kind="stable").tolist() if device != busiest]
+        partner = next((device for device in others if device not in tried), None)
+        if partner is None:
             break
-        found, _ = _shared_anew(stream, cost_us, units, (most, other), min(left, _PAIR_SECONDS), seed)
-        if found is not None and _fewer(stream.loads_us(found), loads):
-            units, tried = found, set()
+        divided, _ = _shared_anew(stream, cost_us, units, (busiest, partner), min(seconds_left, _PAIR_SECONDS), seed)
+        if divided is not None and _fewer(stream.loads_us(divided), loads):
+            units, tried = divided, set()
         else:
-            tried.add(other)
+            tried.add(partner)
     return units
 
 
@@ -126,30 +126,30 @@ def _shared_anew(
         on.append({device: model.new_bool_var("") for device in among})
         model.add_exactly_one(on[-1].values())
         if start is not None:
-            for device, there in on[-1].items():
-                model.add_hint(there, int(start[unit] == device))
+            for device, is_there in on[-1].items():
+                model.add_hint(is_there, int(start[unit] == device))
     load: list[list[Any]] = [[] for _ in stream.capacity]
-    held: list[list[Any]] = [[] for _ in stream.capacity]
+    memory: list[list[Any]] = [[] for _ in stream.capacity]
     for unit, devices in enumerate(on):
-        for device, there in devices.items():
-            load[device].append(int(stream.time_us[unit, device] * ticks) * there)
-            held[device].append(int(stream.memory[unit]) * there)
+        for device, is_there in devices.items():
+            load[device].append(int(stream.time_us[unit, device] * ticks) * is_there)
+            memory[device].append(int(stream.memory[unit]) * is_there)
     for tensor, (home, us) in enumerate(zip(stream.producer.tolist(), cost_us.tolist(), strict=True)):
         readers = stream.readers.indices[stream.readers.indptr[tensor] : stream.readers.indptr[tensor + 1]].tolist()
         for device in sorted({device for unit in (home, *readers) for device in on[unit]}) if us > 0 else ():
             if not stream.sends[device]:
                 continue
-            made, crosses = on[home].get(device, 0), model.new_bool_var("")
+            is_made, crosses = on[home].get(device, 0), model.new_bool_var("")
             for reader in readers:
-                model.add(crosses >= made - on[reader].get(device, 0))
-                model.add(crosses >= on[reader].get(device, 0) - made)
+                model.add(crosses >= is_made - on[reader].get(device, 0))
+                model.add(crosses >= on[reader].get(device, 0) - is_made)
             load[device].append(int(us * ticks) * crosses)
     greatest = model.new_int_var(0, math.ceil(most_us * ticks), "greatest load")
     limit = math.ceil(most_us * ticks) if start is None else math.ceil(_greatest(stream, start) * ticks)
     for device, capacity in enumerate(stream.capacity.tolist()):
         model.add(sum(load[device]) <= (greatest if device in among else limit))
         if stream.memory.sum() > capacity:
-            model.add(sum(held[device]) <= capacity)
+            model.add(sum(memory[device]) <= capacity)
     model.minimize(greatest)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = _WORKERS

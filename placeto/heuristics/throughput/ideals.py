@@ -21,37 +21,37 @@ def all_ideals(stream: Stream) -> np.ndarray | None:
     count = stream.num_units
     most = min(MOST_IDEALS, MOST_MEMBERS // count)
     needs, feeds = [0] * count, list[list[int]]([] for _ in range(count))
-    for first, then in stream.before.tolist():
-        needs[then] |= 1 << first
-        feeds[first].append(then)
-    found, layer = [0], {0: sum(1 << unit for unit in range(count) if not needs[unit])}  # ideal -> units to add
+    for first, user in stream.before.tolist():
+        needs[user] |= 1 << first
+        feeds[first].append(user)
+    ideals, layer = [0], {0: sum(1 << unit for unit in range(count) if not needs[unit])}  # ideal -> units to add
     while layer:
         following: dict[int, int] = {}
         for ideal, ready in layer.items():
-            left = ready
-            while left:
-                one = left & -left
-                left ^= one
-                if (grown := ideal | one) not in following:
-                    freed = sum(1 << then for then in feeds[one.bit_length() - 1] if not needs[then] & ~grown)
-                    following[grown] = (ready ^ one) | freed
-            if len(found) + len(following) > most:
+            to_add = ready
+            while to_add:
+                unit_bit = to_add & -to_add
+                to_add ^= unit_bit
+                if (grown := ideal | unit_bit) not in following:
+                    freed = sum(1 << user for user in feeds[unit_bit.bit_length() - 1] if not needs[user] & ~grown)
+                    following[grown] = (ready ^ unit_bit) | freed
+            if len(ideals) + len(following) > most:
                 return None
-        found += following
+        ideals += following
         layer = following
-    return _unpacked(found, count)
+    return _unpacked(ideals, count)
 
 
 def some_ideals(stream: Stream, orders: int, seed: int) -> np.ndarray:
     """(I, U) bool, the ideals that are beginnings of some topological orders, drawn at random; smaller ones first."""
-    rng, found = np.random.default_rng(seed), dict[int, None]()
+    rng, ideals = np.random.default_rng(seed), dict[int, None]()
     for _ in range(orders):
         ideal = 0
-        found[0] = None
+        ideals[0] = None
         for unit in _order(stream, rng):
             ideal |= 1 << unit
-            found[ideal] = None
-    return _unpacked(sorted(found, key=int.bit_count), stream.num_units)
+            ideals[ideal] = None
+    return _unpacked(sorted(ideals, key=int.bit_count), stream.num_units)
 
 
 def _order(stream: Stream, rng: np.random.Generator) -> list[int]:
@@ -59,15 +59,15 @@ def _order(stream: Stream, rng: np.random.Generator) -> list[int]:
     count = stream.num_units
     waits = np.bincount(stream.before[:, 1], minlength=count)
     feeds = list[list[int]]([] for _ in range(count))
-    for first, then in stream.before.tolist():
-        feeds[first].append(then)
+    for first, user in stream.before.tolist():
+        feeds[first].append(user)
     ready, order = rng.permutation(np.flatnonzero(waits == 0)).tolist(), []
     while ready:
         order.append(unit := ready.pop())
-        for then in rng.permutation(feeds[unit]).astype(np.int64).tolist():
-            waits[then] -= 1
-            if waits[then] == 0:
-                ready.append(then)
+        for user in rng.permutation(feeds[unit]).astype(np.int64).tolist():
+            waits[user] -= 1
+            if waits[user] == 0:
+                ready.append(user)
     return order
 
 

@@ -102,9 +102,9 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
         )
     unit = _units(graph, problem.busy_us, joined)
     count = int(unit.max()) + 1
-    time_us = np.stack([np.bincount(unit, of, count) for of in problem.busy_us.T], axis=1)
-    made = np.bincount(graph.producer, weights=problem.live_bytes, minlength=graph.num_ops)
-    memory = np.bincount(unit, weights=problem.resident_bytes + made, minlength=count).astype(np.int64)
+    time_us = np.stack([np.bincount(unit, device_us, count) for device_us in problem.busy_us.T], axis=1)
+    made_bytes = np.bincount(graph.producer, weights=problem.live_bytes, minlength=graph.num_ops)
+    memory = np.bincount(unit, weights=problem.resident_bytes + made_bytes, minlength=count).astype(np.int64)
     producer, readers, sizes, times = _tensors(graph, unit)
     cost_us = times[:, None, None] * cluster.latency_us + sizes[:, None, None] / cluster.bandwidth
     cpu = np.array([device.is_cpu for device in cluster.devices])
@@ -116,7 +116,7 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
 def _backward(graph: ComputationGraph) -> np.ndarray:
     """(N,) bool, whether each op is of the backward pass, by its pass or, in imported graphs, by its type."""
     pairs = zip(graph.passes, graph.op_types, strict=True)
-    return np.array([of in BACKWARD_PASSES or kind.endswith(".backward") for of, kind in pairs], bool)
+    return np.array([part in BACKWARD_PASSES or kind.endswith(".backward") for part, kind in pairs], bool)
 
 
 def _units(graph: ComputationGraph, busy_us: np.ndarray, joined: np.ndarray | None) -> np.ndarray:
@@ -134,12 +134,12 @@ def _units(graph: ComputationGraph, busy_us: np.ndarray, joined: np.ndarray | No
         producer, readers, _, _ = _tensors(graph, unit)
         count = int(unit.max()) + 1
         ends = np.stack([producer[(table := coo_matrix(readers)).row], table.col])
-        both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
+        directed = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
         idle = np.bincount(unit, busy_us.sum(axis=1), count) == 0
-        single = idle & (np.bincount(both[0], minlength=count) == 1)
+        single = idle & (np.bincount(directed[0], minlength=count) == 1)
         if not single.any():
             return unit
-        unit = _components(both[:, single[both[0]]], count)[unit]
+        unit = _components(directed[:, single[directed[0]]], count)[unit]
 
 
 def _components(pairs: np.ndarray, count: int, connection: str = "weak") -> np.ndarray:
@@ -159,18 +159,18 @@ def _tensors(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, csr
     """
     tensor = graph.output_ptr[graph.edge_src] + graph.edge_output
     readers: dict[int, set[int]] = {}
-    for at, src, dst in zip(tensor.tolist(), unit[graph.edge_src].tolist(), unit[graph.edge_dst].tolist(), strict=True):
+    for t, src, dst in zip(tensor.tolist(), unit[graph.edge_src].tolist(), unit[graph.edge_dst].tolist(), strict=True):
         if src != dst:
-            readers.setdefault(at, set()).add(dst)
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for at, units in readers.items():
-        found.setdefault((int(unit[graph.producer[at]]), tuple(sorted(units))), []).append(at)
-    producer = np.array([src for src, _ in found], np.int64)
-    rows = np.repeat(np.arange(len(found)), [len(units) for _, units in found]).astype(np.int64)
-    columns = np.array([one for _, units in found for one in units], np.int64)
-    matrix = csr_matrix((np.ones(len(rows), np.int64), (rows, columns)), (len(found), int(unit.max()) + 1))
-    sizes = np.array([graph.output_bytes[ats].sum() for ats in found.values()], np.float64)
-    return producer, matrix, sizes, np.array([len(ats) for ats in found.values()], np.float64)
+            readers.setdefault(t, set()).add(dst)
+    merged: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for t, units in readers.items():
+        merged.setdefault((int(unit[graph.producer[t]]), tuple(sorted(units))), []).append(t)
+    producer = np.array([src for src, _ in merged], np.int64)
+    rows = np.repeat(np.arange(len(merged)), [len(units) for _, units in merged]).astype(np.int64)
+    columns = np.array([reader for _, units in merged for reader in units], np.int64)
+    matrix = csr_matrix((np.ones(len(rows), np.int64), (rows, columns)), (len(merged), int(unit.max()) + 1))
+    sizes = np.array([graph.output_bytes[members].sum() for members in merged.values()], np.float64)
+    return producer, matrix, sizes, np.array([len(members) for members in merged.values()], np.float64)
 
 
 def _precedence(graph: ComputationGraph, unit: np.ndarray) -> np.ndarray:

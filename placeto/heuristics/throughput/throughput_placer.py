@@ -108,10 +108,10 @@ def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguo
     work_us = _work_us(stream)
     if not contiguous:
         left = began + seconds - time.perf_counter()
-        found, bound_us = free_split(stream, stream.cost_at(slowest=True), units, left, seed)
+        divided, bound_us = free_split(stream, stream.cost_at(slowest=True), units, left, seed)
         if not stream.links_alike:
             bound_us = work_us
-        units = found if found is not None else units
+        units = divided if divided is not None else units
     if units is None:
         kind = "contiguous split" if contiguous else "split"
         raise PlacerError(
@@ -119,14 +119,14 @@ def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguo
         )
     placement = units[stream.unit]
     schedule = simulate(problem, placement)
-    taken = time.perf_counter() - began
+    seconds_taken = time.perf_counter() - began
     return StreamPlacement(
         placement,
         schedule.makespan_us,
         schedule.fits,
         1,
-        taken,
-        ((1, taken, schedule.makespan_us),),
+        seconds_taken,
+        ((1, seconds_taken, schedule.makespan_us),),
         problem,
         "contiguous" if contiguous else "free",
         loads_us=stream.loads_us(units),
@@ -184,4 +184,4 @@ def _contiguous(stream: Stream, ideals: np.ndarray | None, seed: int, until: flo
 
 def _work_us(stream: Stream) -> float:
     """Lower bound of all splits, us: all work divided by the sum of speeds, see `DeviceClass.speed`."""
-    return float(stream.time_us.min(axis=1).sum()) / sum(len(of.devices) * of.speed for of in classes(stream))
+    return float(stream.time_us.min(axis=1).sum()) / sum(len(kind.devices) * kind.speed for kind in classes(stream))

@@ -39,8 +39,8 @@ def fit(samples: Sequence[Sample]) -> dict[str, Fit]:
         raise ValueError("a fit needs at least one measured op")
     fits = {OTHERS: _fit(samples)}
     for op_type in sorted({sample.type for sample in samples}):
-        own = [sample for sample in samples if sample.type == op_type]
-        fits[op_type] = _fit(own) if len(own) >= LEAST else _scaled(fits[OTHERS], own)
+        same_type = [sample for sample in samples if sample.type == op_type]
+        fits[op_type] = _fit(same_type) if len(same_type) >= LEAST else _scaled(fits[OTHERS], same_type)
     return fits
 
 
@@ -66,8 +66,8 @@ def _fit(samples: Sequence[Sample]) -> Fit:
     terms = np.array([[1.0, sample.flops, sample.bytes_accessed] for sample in samples])
     scale = terms.max(axis=0)  # the solver needs columns of similar size
     scale[scale == 0] = 1.0
-    found = nnls(terms / scale / time[:, None], np.ones(len(time)))[0] / scale
-    return Fit(*found.tolist())
+    solution = nnls(terms / scale / time[:, None], np.ones(len(time)))[0] / scale
+    return Fit(*solution.tolist())
 
 
 def _scaled(common: Fit, samples: Sequence[Sample]) -> Fit:

@@ -63,7 +63,7 @@ class MeasuredSteps:
 
     def best_us(self, number: int) -> float:
         """Return the microseconds of a problem's fastest placement that was run, that on one device included."""
-        times = [us for (of, _), us in self._known.items() if of == number]
+        times = [us for (problem, _), us in self._known.items() if problem == number]
         return min([self.one_device_us[number], *times])
 
     def _run(self, number: int, placement: np.ndarray) -> float:

@@ -58,23 +58,23 @@ def profile(
     """
     first = {device.kind: device for device in reversed(devices)}
     measured = {kind: measure(steps, device, seconds / len(first)) for kind, device in first.items()}
-    samples = {kind: _samples(of) for kind, of in measured.items()}
-    for kind, of in samples.items():
-        if not of:
+    samples = {kind: _samples(values) for kind, values in measured.items()}
+    for kind, values in samples.items():
+        if not values:
             raise RunError(f"{first[kind].name}: none of the steps has an op that runs there")
-    fits = {kind: fit(of) for kind, of in samples.items()}
+    fits = {kind: fit(values) for kind, values in samples.items()}
     links = None
     if processes:
         from placeto.runtime.transport.process_links import process_links  # torch's pipelines take seconds to import
 
         links = process_links(devices)
     if links is not None:
-        fits = {kind: {**of, **links.fits} for kind, of in fits.items()}
+        fits = {kind: {**values, **links.fits} for kind, values in fits.items()}
     costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
     between = matrices(devices) if links is None else links[:2]
-    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name, *between)
-    every = tuple(one for of in measured.values() for one in of)
-    rows = tuple(_row(one, costs, cluster, held_out(samples[one.device.kind])) for one in every)
+    cluster = _cluster(devices, {kind: _overhead_us(values) for kind, values in measured.items()}, name, *between)
+    every = tuple(run for values in measured.values() for run in values)
+    rows = tuple(_row(run, costs, cluster, held_out(samples[run.device.kind])) for run in every)
     return Profile(Profiled(costs.torch, costs.machine, costs.ops, fits, rows), cluster, every)
 
 
@@ -82,9 +82,9 @@ def _samples(measured: Sequence[Measured]) -> list[Sample]:
     """Return each signature with the mean time of all calls that have it."""
     times: dict[str, list[float]] = {}
     facts: dict[str, tuple[str, float, float]] = {}
-    for one in measured:
-        graph, ops = one.step.capture.graph, one.step.measurable
-        for node, us in one.by_node().items():
+    for run in measured:
+        graph, ops = run.step.capture.graph, run.step.measurable
+        for node, us in run.by_node().items():
             if (op := ops.get(node)) is not None:
                 times.setdefault(graph.signatures[op], []).append(us)
                 facts[graph.signatures[op]] = (
@@ -92,29 +92,29 @@ def _samples(measured: Sequence[Measured]) -> list[Sample]:
                     float(graph.flops[op]),
                     float(graph.bytes_accessed[op]),
                 )
-    means = {signature: max(float(np.mean(of)), 1e-3) for signature, of in times.items()}
+    means = {signature: max(float(np.mean(times_us)), 1e-3) for signature, times_us in times.items()}
     return [Sample(signature, *facts[signature], mean) for signature, mean in means.items()]
 
 
 def _overhead_us(measured: Sequence[Measured]) -> float:
     """Return the microseconds of all calls that are no ops of a graph, divided by the number of ops."""
     beside, ops = 0.0, 0
-    for one in measured:
-        us = one.by_node()
-        in_ops = [time for node, time in us.items() if node in one.step.measurable]
-        beside += (sum(us.values()) if one.device.is_cpu else one.step_us) - sum(in_ops)
+    for run in measured:
+        us = run.by_node()
+        in_ops = [time for node, time in us.items() if node in run.step.measurable]
+        beside += (sum(us.values()) if run.device.is_cpu else run.step_us) - sum(in_ops)
         ops += len(in_ops)
     return max(beside, 0.0) / max(ops, 1)
 
 
 def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
     """Return each signature with its time on each kind of device where it was measured."""
-    found: dict[str, OpCost] = {}
-    for kind, of in samples.items():
-        for sample in of:
-            times = dict(found[sample.signature].time_us) if sample.signature in found else {}
-            found[sample.signature] = OpCost(*sample[:4], {**times, kind: sample.time_us})
-    return tuple(found.values())
+    costs: dict[str, OpCost] = {}
+    for kind, samples_there in samples.items():
+        for sample in samples_there:
+            times = dict(costs[sample.signature].time_us) if sample.signature in costs else {}
+            costs[sample.signature] = OpCost(*sample[:4], {**times, kind: sample.time_us})
+    return tuple(costs.values())
 
 
 def _cluster(
@@ -131,25 +131,25 @@ def _cluster(
     return Cluster(name, tuple(described), bandwidth, latency_us)
 
 
-def _row(one: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:
+def _row(measured: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:
     """Return a row that compares a step with its predictions.
 
     The simulator predicts the time of the step on one device, and fits predict the times of signatures held out.
     """
-    graph, kind = one.step.capture.graph, one.device.kind
+    graph, kind = measured.step.capture.graph, measured.device.kind
     device = next(device for device in cluster.devices if device.kind == kind)
     alone = Cluster(cluster.name, (device,), np.ones((1, 1)), np.zeros((1, 1)))
     took = {op.signature: op.time_us[kind] for op in costs.ops if kind in op.time_us}
-    own = sorted({signature for signature in graph.signatures if signature in took and signature in predicted})
-    errors = [abs(predicted[signature] / took[signature] - 1) for signature in own]
+    signatures = sorted({signature for signature in graph.signatures if signature in took and signature in predicted})
+    errors = [abs(predicted[signature] / took[signature] - 1) for signature in signatures]
     return {
-        "name": one.step.name,
+        "name": measured.step.name,
         "kind": kind,
-        "signatures": len(own),
+        "signatures": len(signatures),
         "held_out_error": float(np.median(errors)) if errors else None,
         "predicted_us": float(PlacementProblem(graph, alone, costs).single_device_us),
-        "measured_us": one.step_us,
-        "eager_us": one.eager_us,
+        "measured_us": measured.step_us,
+        "eager_us": measured.eager_us,
     }
 
 

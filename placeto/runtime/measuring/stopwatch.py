@@ -106,11 +106,11 @@ def in_turns(
     times: list[list[float]] = [[] for _ in functions]
     end = time.perf_counter() + seconds
     while len(times[0]) < least + warm_up or time.perf_counter() < end:
-        for function, of in zip(functions, times, strict=True):
+        for function, runs in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()
-            of.append((time.perf_counter() - start) * 1e6)
-    return [np.array(of[warm_up:]) for of in times]
+            runs.append((time.perf_counter() - start) * 1e6)
+    return [np.array(runs[warm_up:]) for runs in times]
 
 
 def _cost_us(stamp: Callable[[], Any]) -> float:

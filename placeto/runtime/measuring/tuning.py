@@ -79,7 +79,7 @@ def tune(
     place: Place,
     seconds: float,
     count: int = 4,
-    report: Callable[[Round], None] = lambda found: None,
+    report: Callable[[Round], None] = lambda finished: None,
 ) -> Tuned:
     """Find the placement that is fastest on this machine.
 
@@ -95,22 +95,22 @@ def tune(
         RunError: an op fails.
     """
     began = time.perf_counter()
-    made = profile([step], devices, _ON_PROFILE * seconds)
-    costs, best = made.costs, None
+    profiled = profile([step], devices, _ON_PROFILE * seconds)
+    costs, best = profiled.costs, None
     rounds: list[Round] = []
     copies: dict[tuple[int, torch.device], Tensor] = {}
     end = began + (1.0 - _ON_CHECK) * seconds
     while True:
-        problem = PlacementProblem(step.capture.graph, made.cluster, costs)
+        problem = PlacementProblem(step.capture.graph, profiled.cluster, costs)
         single = _on_one(problem)
-        found = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
-        new = [single, *found[:count]]
+        proposed = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
+        new = [single, *proposed[:count]]
         runs = [placed_step(step, result, devices).ready(step.leaves, copies) for result in new]
         left = max(end - time.perf_counter(), 0.0)
         times = in_turns(runs, min(left, seconds / 4))
         candidates = [
-            Candidate(result, float(np.median(of)), float(np.diff(np.percentile(of, [10, 90]))[0]))
-            for result, of in zip(new, times, strict=True)
+            Candidate(result, float(np.median(runs_us)), float(np.diff(np.percentile(runs_us, [10, 90]))[0]))
+            for result, runs_us in zip(new, times, strict=True)
         ]
         ranked = tuple(sorted(candidates, key=lambda candidate: candidate.measured_us))
         rounds.append(Round(len(rounds) + 1, time.perf_counter() - began, ranked, candidates[0].measured_us))
@@ -120,21 +120,21 @@ def tune(
             best = ranked[0]
         if time.perf_counter() > end or not gained:
             break
-        fastest = next((one for one in ranked if one.result is not single), ranked[0])
+        fastest = next((candidate for candidate in ranked if candidate.result is not single), ranked[0])
         costs = corrected(costs, step, fastest.result, devices)
     assert best is not None
-    problem = PlacementProblem(step.capture.graph, made.cluster, costs)
+    problem = PlacementProblem(step.capture.graph, profiled.cluster, costs)
     single, final = _on_one(problem), _again(problem, best.result)
     alike = np.array_equal(final.placement, single.placement)
     check = in_turns(
         [
-            placed_step(step, one, devices).ready(step.leaves, copies)
-            for one in ([single] if alike else [final, single])
+            placed_step(step, result, devices).ready(step.leaves, copies)
+            for result in ([single] if alike else [final, single])
         ],
         max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
     )
-    ours, one = (float(np.median(of)) for of in (check[0], check[-1]))
-    return Tuned(final if ours < one else single, min(ours, one), one, tuple(rounds))
+    final_us, single_us = (float(np.median(runs_us)) for runs_us in (check[0], check[-1]))
+    return Tuned(final if final_us < single_us else single, min(final_us, single_us), single_us, tuple(rounds))
 
 
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
@@ -153,21 +153,21 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
     took: dict[tuple[str, str], list[float]] = {}
     graph = step.capture.graph
     for number, (device, program) in enumerate(zip(devices, run.programs, strict=True)):
-        median = np.median([one[number] for one in passes[1:]], axis=0)
+        median = np.median([times_us[number] for times_us in passes[1:]], axis=0)
         for node, us in zip(program.calls, median, strict=True):
             op = step.measurable.get(node.name)
             if op is not None and node not in program.receives:
                 took.setdefault((graph.signatures[op], device.kind), []).append(float(us))
     ops = []
     for cost in costs.ops:
-        seen = {kind: np.mean(of) for (signature, kind), of in took.items() if signature == cost.signature}
-        ops.append(replace(cost, time_us={**cost.time_us, **{kind: max(float(us), 1e-3) for kind, us in seen.items()}}))
+        mean = {kind: np.mean(us) for (signature, kind), us in took.items() if signature == cost.signature}
+        ops.append(replace(cost, time_us={**cost.time_us, **{kind: max(float(us), 1e-3) for kind, us in mean.items()}}))
     return Profiled(costs.torch, costs.machine, tuple(ops), costs.fits, costs.steps)
 
 
 def _relative(rounds: Sequence[Round]) -> float:
     """Return the best measured time so far, divided by that of one device in the same round."""
-    return min((found.candidates[0].measured_us / found.one_device_us for found in rounds), default=np.inf)
+    return min((finished.candidates[0].measured_us / finished.one_device_us for finished in rounds), default=np.inf)
 
 
 def _on_one(problem: PlacementProblem) -> PlacementResult:
@@ -177,18 +177,18 @@ def _on_one(problem: PlacementProblem) -> PlacementResult:
     return PlacementResult(placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
 
 
-def _again(problem: PlacementProblem, of: PlacementResult) -> PlacementResult:
+def _again(problem: PlacementProblem, result: PlacementResult) -> PlacementResult:
     """Simulate a placement again, by the costs of the problem, in the order in which it was run."""
-    order = of.schedule().order
+    order = result.schedule().order
     order = order[order < problem.num_ops]
-    schedule = simulate(problem, of.placement, order=order)
-    return replace(of, makespan_us=schedule.makespan_us, fits=schedule.fits, problem=problem, order=order)
+    schedule = simulate(problem, result.placement, order=order)
+    return replace(result, makespan_us=schedule.makespan_us, fits=schedule.fits, problem=problem, order=order)
 
 
 def _distinct(results: Sequence[PlacementResult]) -> list[PlacementResult]:
     """Return the placements on several devices, the best first, each once."""
-    found: dict[bytes, PlacementResult] = {}
+    by_placement: dict[bytes, PlacementResult] = {}
     for result in sorted(results, key=lambda result: result.makespan_us):
         if len(np.unique(result.placement)) > 1:
-            found.setdefault(result.placement.tobytes(), result)
-    return list(found.values())
+            by_placement.setdefault(result.placement.tobytes(), result)
+    return list(by_placement.values())

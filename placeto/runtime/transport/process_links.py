@@ -46,21 +46,21 @@ def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
     Raises:
         RunError: a device is no core, or the processes fail.
     """
-    if other := next((device for device in devices if not device.is_cpu), None):
-        raise RunError(f"{other.name}: transfers between processes are measured between cores only, by gloo")
+    if gpu := next((device for device in devices if not device.is_cpu), None):
+        raise RunError(f"{gpu.name}: transfers between processes are measured between cores only, by gloo")
     count = len(devices)
     bandwidth, latency_us = np.ones((count, count)), np.zeros((count, count))
     fits: dict[str, Fit] = {}
     for line in lines_of(["--module", "placeto.runtime.transport.process_links"], (), devices):
-        said = json.loads(line)
-        if "chunk" in said:
-            fits[CHUNK], fits[SPLIT] = Fit(said["chunk"], 0.0, 0.0), Fit(**said["split"])
-        elif "sum" in said:
-            fits[SUM] = _addition(said["sum"], bandwidth, latency_us)
+        measured = json.loads(line)
+        if "chunk" in measured:
+            fits[CHUNK], fits[SPLIT] = Fit(measured["chunk"], 0.0, 0.0), Fit(**measured["split"])
+        elif "sum" in measured:
+            fits[SUM] = _addition(measured["sum"], bandwidth, latency_us)
         else:
-            one, other_rank = said["ranks"]
-            for ends in ((one, other_rank), (other_rank, one)):
-                latency_us[ends], bandwidth[ends] = fitted(dict(zip(SIZES, said["us"], strict=True)))
+            first, second = measured["ranks"]
+            for ends in ((first, second), (second, first)):
+                latency_us[ends], bandwidth[ends] = fitted(dict(zip(SIZES, measured["us"], strict=True)))
     return ProcessLinks(bandwidth, latency_us, fits)
 
 
@@ -75,12 +75,12 @@ def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.nda
     return Fit(float(fixed), 0.0, float(per_byte))
 
 
-def _half(one: int, other: int, size: int) -> float:
-    """Return the median microseconds of a transfer; the value at rank `one` counts."""
+def _half(first: int, second: int, size: int) -> float:
+    """Return the median microseconds of a transfer; the value at rank `first` counts."""
     tensor, times = torch.ones(size, dtype=torch.uint8), []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        for source, destination in ((one, other), (other, one)):
+        for source, destination in ((first, second), (second, first)):
             if dist.get_rank() == source:
                 dist.send(tensor, destination)
             else:
@@ -120,12 +120,12 @@ def _chunk(rank: int, group: dist.ProcessGroup) -> float:
 def _pipeline(layer: nn.Module, rank: int, count: int, group: dist.ProcessGroup) -> _PipelineScheduleRuntime:
     """Return a pipeline of two stages with all forward passes first, so that ranks wait only at the beginning."""
     stage = PipelineStage(layer, rank, 2, torch.device("cpu"), group=group)
-    made = _PipelineScheduleRuntime([stage], count, loss_fn=_loss)
+    pipeline = _PipelineScheduleRuntime([stage], count, loss_fn=_loss)
     kinds = [(kind, number) for kind in "FB" for number in range(count)]
-    made._prepare_schedule_with_comms(
-        {of: [_Action.from_str(f"{of}{kind}{number}") for kind, number in kinds] for of in range(2)}
+    pipeline._prepare_schedule_with_comms(
+        {stage: [_Action.from_str(f"{stage}{kind}{number}") for kind, number in kinds] for stage in range(2)}
     )
-    return made
+    return pipeline
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:
@@ -137,13 +137,13 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, count = dist.get_rank(), dist.get_world_size()
-    for one in range(count):
-        for other in range(one + 1, count):
+    for first in range(count):
+        for second in range(first + 1, count):
             dist.barrier()
-            if rank in (one, other):
-                times = [_half(one, other, size) for size in SIZES]
-                if rank == one:
-                    print(json.dumps({"ranks": [one, other], "us": times}), flush=True)
+            if rank in (first, second):
+                times = [_half(first, second, size) for size in SIZES]
+                if rank == first:
+                    print(json.dumps({"ranks": [first, second], "us": times}), flush=True)
     if count > 1:
         dist.barrier()
         sums = [_sum(size) for size in SIZES]

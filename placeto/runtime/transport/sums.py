@@ -38,8 +38,8 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
     nodes = {node.name: node for node in capture.traced.graph.nodes}
     graph, read = problem.graph, schedule.edge_tensor
     for number, home in enumerate(sums.home.tolist()):
-        own = slice(sums.ptr[number], sums.ptr[number + 1])
-        parts, (_, *ops) = sums.tensor[own].tolist(), sums.addition[own].tolist()
+        addends = slice(sums.ptr[number], sums.ptr[number + 1])
+        parts, (_, *ops) = sums.tensor[addends].tolist(), sums.addition[addends].tolist()
         chain = [nodes[capture.nodes[op][0]] for op in ops]
         # the node of each tensor: the chain begins with the first part, and each op of it adds the next one
         behind = dict(zip(parts, [chain[0].args[0], *(node.args[1] for node in chain)], strict=True))

@@ -47,11 +47,11 @@ def fitted(times: Mapping[int, float]) -> TransferCost:
 
 def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -> float:
     """Return the median microseconds from putting a tensor into a queue to having copied it in the other thread."""
-    there: SimpleQueue[tuple[torch.Tensor, float] | None] = SimpleQueue()
+    sent: SimpleQueue[tuple[torch.Tensor, float] | None] = SimpleQueue()
     back: SimpleQueue[float] = SimpleQueue()
 
     def receive() -> None:
-        while (item := there.get()) is not None:
+        while (item := sent.get()) is not None:
             tensor, start = item
             copy = tensor.clone()
             back.put(time.perf_counter() - start)
@@ -61,9 +61,9 @@ def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -
         times = []
         for _ in range(REPEATS):
             tensor = torch.ones(size, dtype=torch.uint8)  # made anew, so that it is in the sender's caches
-            there.put((tensor, time.perf_counter()))
+            sent.put((tensor, time.perf_counter()))
             times.append(back.get())
-        there.put(None)
+        sent.put(None)
         return float(np.median(times[1:])) * 1e6
 
     received = destination.thread.submit(receive)

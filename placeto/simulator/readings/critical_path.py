@@ -62,39 +62,39 @@ def critical_path(schedule: Schedule) -> CriticalPath:
             producer = int(graph.producer[tensor])
             # a tensor sent by another device than its producer's was passed on by a relay
             return [producer if schedule.placement[producer] == src else sent[tensor, src]]
-        here, found = int(schedule.placement[step]), []
+        device, steps_read = int(schedule.placement[step]), []
         for edge in range(graph.input_ptr[step], graph.input_ptr[step + 1]):
             tensor = int(schedule.edge_tensor[edge])
             producer = int(graph.producer[tensor])
-            remote = schedule.placement[producer] != here
-            found.append(sent.get((tensor, here), sent.get((tensor, -1), producer)) if remote else producer)
-        return found
+            remote = schedule.placement[producer] != device
+            steps_read.append(sent.get((tensor, device), sent.get((tensor, -1), producer)) if remote else producer)
+        return steps_read
 
     time = dict.fromkeys(PARTS, 0.0)
-    steps, needed, took = [], [], []
-    step, until, wanted = int(free.argmax()), float(schedule.makespan_us), True
+    steps, by_inputs, took = [], [], []
+    step, until, by_input = int(free.argmax()), float(schedule.makespan_us), True
     while step >= 0:
-        part = (COMPUTE if wanted else DEVICE) if step < count else (TRANSFER if wanted else LINK)
+        part = (COMPUTE if by_input else DEVICE) if step < count else (TRANSFER if by_input else LINK)
         ended = min(until, float(finish[step]))
         time[part] += ended - start[step]
         launched = min(until, float(free[step]))
         time[LAUNCH] += max(0.0, launched - ended)
         time[IDLE] += until - max(launched, ended)
         steps.append(step)
-        needed.append(wanted)
+        by_inputs.append(by_input)
         took.append(ended - float(start[step]))
         until = float(start[step])
         # the last of all that it waited for; at equal times inputs come first, then the one that took longest
-        given = inputs(step)
-        causes = [(float(finish[cause]), True, float(finish[cause] - start[cause]), cause) for cause in given]
+        sources = inputs(step)
+        causes = [(float(finish[cause]), True, float(finish[cause] - start[cause]), cause) for cause in sources]
         causes += [
-            (min(at, until), cause in given, float(finish[cause] - start[cause]), cause) for cause, at in before[step]
+            (min(at, until), cause in sources, float(finish[cause] - start[cause]), cause) for cause, at in before[step]
         ]
         if not causes or until == 0.0:
             time[IDLE] += until
             break
-        _, wanted, _, step = max(causes)
-    return CriticalPath(np.array(steps[::-1]), np.array(needed[::-1]), np.array(took[::-1]), time)
+        _, by_input, _, step = max(causes)
+    return CriticalPath(np.array(steps[::-1]), np.array(by_inputs[::-1]), np.array(took[::-1]), time)
 
 
 def _before(schedule: Schedule, free: np.ndarray) -> list[list[tuple[int, float]]]:

@@ -24,9 +24,9 @@ def device_shares(schedule: Schedule) -> np.ndarray:
     takes = schedule.finish_us > schedule.start_us
     ends = schedule.finish_us + problem.cluster.overhead_us[schedule.placement]
     for device in range(problem.num_devices):
-        own, sent = takes & (schedule.placement == device), schedule.send_src == device
-        begin = np.concatenate([schedule.start_us[own], schedule.send_start_us[sent]])
-        end = np.concatenate([ends[own], schedule.send_finish_us[sent]])
+        runs, sent = takes & (schedule.placement == device), schedule.send_src == device
+        begin = np.concatenate([schedule.start_us[runs], schedule.send_start_us[sent]])
+        end = np.concatenate([ends[runs], schedule.send_finish_us[sent]])
         busy = float(schedule.busy_us[device])
         sending = max(0.0, _covered(begin, end) - busy)
         shares[device] = busy / makespan, sending / makespan, max(0.0, 1.0 - (busy + sending) / makespan)

@@ -58,18 +58,18 @@ def order_chunks(schedule: Schedule, alike: bool = False) -> ChunkOrder:
         raise PlanError(f"{graph.name}: {never_cut(graph) or f'{NO_PLAN} torch-pipeline'}")
     if why := plan.refusal(problem):
         raise PlanError(f"{graph.name}: {why}")
-    of, stage = graph.micro_batches, _stages(problem, plan)
-    placement, own = schedule.placement.copy(), stage >= 0
-    placement[own] = plan.device[stage[own], of[own]]  # also of ops without time beside a cut
+    micro_batches, stage = graph.micro_batches, _stages(problem, plan)
+    placement, staged = schedule.placement.copy(), stage >= 0
+    placement[staged] = plan.device[stage[staged], micro_batches[staged]]  # also of ops without time beside a cut
     ops = schedule.order[schedule.order < problem.num_ops]
     base = simulate(problem, placement, order=ops)
     kind, sent = _kinds(base, stage)
     members: dict[Chunk, list[int]] = {}
     for op in base.order[base.order < problem.num_ops].tolist():
-        if own[op]:
-            members.setdefault((int(stage[op]), kind[op], int(of[op])), []).append(op)
+        if staged[op]:
+            members.setdefault((int(stage[op]), kind[op], int(micro_batches[op])), []).append(op)
     for number, part, micro_batch in tuple(members):  # torch asks for a backward pass of each stage
-        if part == "F" and not any((number, other, micro_batch) in members for other in "BI"):
+        if part == "F" and not any((number, backward, micro_batch) in members for backward in "BI"):
             members[number, "B", micro_batch] = []
     if plan.chunks and (wrong := set(itertools.chain(*plan.chunks)) ^ set(members)):
         chunk = min(wrong)
@@ -99,13 +99,13 @@ def _stages(problem: PlacementProblem, plan: Plan) -> np.ndarray:
 
 def _alike(lists: list[list[Chunk]], plan: Plan) -> list[list[Chunk]]:
     """Return the chunks of each device, with those of every replica in the order of the first replica."""
-    taken = plan.micro_batches[0]
-    first, number = plan.replicas[0], {of: place for place, of in enumerate(taken[0])}
-    found = list(lists)
-    for devices, own in zip(plan.replicas, taken, strict=True):
+    micro_batches = plan.micro_batches[0]
+    first, number = plan.replicas[0], {micro_batch: place for place, micro_batch in enumerate(micro_batches[0])}
+    alike = list(lists)
+    for devices, of_replica in zip(plan.replicas, micro_batches, strict=True):
         for device, like in dict(zip(devices, first, strict=True)).items():
-            found[device] = [(stage, kind, own[number[of]]) for stage, kind, of in lists[like]]
-    return found
+            alike[device] = [(stage, kind, of_replica[number[micro_batch]]) for stage, kind, micro_batch in lists[like]]
+    return alike
 
 
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -150,22 +150,22 @@ def _ordered(
     first = [0]  # (S,) the first of the neighbouring stages
     for stage in range(1, len(devices)):
         first.append(first[-1] if devices[stage] == devices[stage - 1] else stage)
-    together: dict[Chunk, list[int]] = {}
+    ops_of: dict[Chunk, list[int]] = {}
     for (stage, kind, micro_batch), ops in members.items():
-        together.setdefault((first[stage], kind.replace("B", "I"), micro_batch), []).extend(ops)
+        ops_of.setdefault((first[stage], kind.replace("B", "I"), micro_batch), []).extend(ops)
     time = dict.fromkeys(members, 0.0)
     for stage, kind, micro_batch in members:
-        ops = together[first[stage], kind.replace("B", "I"), micro_batch]
+        ops = ops_of[first[stage], kind.replace("B", "I"), micro_batch]
         gone = [op for op in ops if sent[op] and of_op[op] == first[stage]]
         if ops:
             time[stage, kind, micro_batch] = float(finish[gone].max() if gone else start[ops].min())
     graph = nx.DiGraph()
     graph.add_nodes_from(members)
     for chunk in members:
-        stage, kind, of = chunk
-        gradients = [(stage, "F", of), (stage + 1, "I", of), (stage + 1, "B", of)]
-        needed = {"F": [(stage - 1, "F", of)], "W": [(stage, "I", of)]}.get(kind, gradients)
-        graph.add_edges_from((other, chunk) for other in needed if other in members)
+        stage, kind, m = chunk
+        gradients = [(stage, "F", m), (stage + 1, "I", m), (stage + 1, "B", m)]
+        needed = {"F": [(stage - 1, "F", m)], "W": [(stage, "I", m)]}.get(kind, gradients)
+        graph.add_edges_from((before, chunk) for before in needed if before in members)
     return list(nx.lexicographical_topological_sort(graph, lambda chunk: (time[chunk], chunk)))
 
 
@@ -191,9 +191,9 @@ def _simulated(
     for reader, src in zip(low.flat.out_child[into].tolist(), sources.tolist(), strict=True):
         reads[reader].append(src)
     for op in started[shared[started]].tolist():
-        here = all(src < ops and low.placement[src] == low.placement[op] for src in reads[op])
-        place[op] = max((place[src] for src in reads[op]), default=-1.0) if here else np.inf
+        is_local = all(src < ops and low.placement[src] == low.placement[op] for src in reads[op])
+        place[op] = max((place[src] for src in reads[op]), default=-1.0) if is_local else np.inf
     order = np.lexsort((np.argsort(started), sent, shared, place))
     device = low.placement[order]
-    found = order_of_lists(problem.graph, [order[device == number] for number in range(problem.num_devices)])
-    return simulate(problem, schedule.placement, order=found)
+    listed = order_of_lists(problem.graph, [order[device == number] for number in range(problem.num_devices)])
+    return simulate(problem, schedule.placement, order=listed)

@@ -101,8 +101,8 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     step = StepGraph(problem, np.zeros(problem.num_ops, np.int64))
     parts = Exchange("{} on {}".format, shares(size, len(best)), ring(best), in_place=True, cost=lambda *_: {})
     step.all_reduce(parts, best)
-    made, placement, order = step.built(listed=True)
-    return best, simulate(made, placement, order=order).makespan_us
+    problem_of_step, placement, order = step.built(listed=True)
+    return best, simulate(problem_of_step, placement, order=order).makespan_us
 
 
 def ratio(time_us: float, other_us: float) -> float:

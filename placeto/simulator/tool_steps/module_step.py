@@ -64,12 +64,12 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, tuple[str, .
     time = schedule.finish_us - schedule.start_us + 1e-9
     votes = np.zeros((root + 1, schedule.problem.num_devices))
     of_op = np.where(units.unit >= 0, units.unit, np.where(units.where == units.joined[root], root, -1))
-    own = of_op >= 0
-    np.add.at(votes, (of_op[own], schedule.placement[own]), time[own])
-    together = np.zeros_like(votes)
-    np.add.at(together, units.joined, votes)
-    voted = together[units.joined].any(1)
-    device = together[units.joined].argmax(1)
+    has_unit = of_op >= 0
+    np.add.at(votes, (of_op[has_unit], schedule.placement[has_unit]), time[has_unit])
+    joined_votes = np.zeros_like(votes)
+    np.add.at(joined_votes, units.joined, votes)
+    voted = joined_votes[units.joined].any(1)
+    device = joined_votes[units.joined].argmax(1)
     for unit in np.flatnonzero(~voted[:root]).tolist():  # without ops: with the unit of the most similar path
         near = max(np.flatnonzero(voted[:root]).tolist(), key=lambda other: len(parts[unit] & parts[other]))
         device[units.joined == units.joined[unit]] = device[near]
@@ -77,7 +77,7 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, tuple[str, .
     used = set(device[:root].tolist())
     computing = {d for d in used if not schedule.problem.cluster.devices[d].is_cpu}
     main = min(computing or used) if with_root[:root].any() or units.own else int(device[0])
-    kept = device.copy()
+    voted_device = device.copy()
     device[with_root] = main
     divided = (votes[:root] > 0).sum(1) > 1
     notes = [
@@ -86,7 +86,7 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, tuple[str, .
     for *ends, why in units.joins:
         if votes[ends].any(1).all() and len(set(votes[ends].argmax(1).tolist())) == 2:
             notes.append(why)
-    moved = [units.names[unit] for unit in np.flatnonzero(with_root[:root] & (kept[:root] != main)).tolist()]
+    moved = [units.names[unit] for unit in np.flatnonzero(with_root[:root] & (voted_device[:root] != main)).tolist()]
     if moved:
         lie = "lies" if len(moved) == 1 else "lie"
         notes.append(f"{', '.join(moved)} {lie} on the main device, {main}, where accelerate brings the model's inputs")

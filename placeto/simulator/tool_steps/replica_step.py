@@ -95,8 +95,8 @@ class _Replicas:
         else:
             self._divide(chains)
         self._sum_gradients()
-        made, placement, _ = step.built()
-        return made, placement
+        tool_problem, placement, _ = step.built()
+        return tool_problem, placement
 
     def _exchange(self, use: _Use, size: int, fields: Record) -> Exchange:
         """Return the exchange of `size` bytes for a unit; its ops have `fields`."""
@@ -216,9 +216,9 @@ class _Replicas:
                     )
                     inputs = [step.add(name, device, fields | cost | {"inputs": inputs, "outputs": [0]})]
                 sums[use if self.sharding > 1 else _Use(unit, 0, True)][device] += inputs
-            for use, given in sums.items():
+            for use, inputs_of in sums.items():
                 exchange = self._exchange(use, size, fields)
-                step.reduce(exchange, given, resident=self.sharding == 1, again=use.turn > 0)
+                step.reduce(exchange, inputs_of, resident=self.sharding == 1, again=use.turn > 0)
 
 
 def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.ndarray]:

@@ -67,10 +67,10 @@ def over_hosts(devices: Sequence[int], host: np.ndarray) -> Routes:
     hosts = [tuple(those) for those in members.values()]
     for device in devices:
         turn = next(number for number, those in enumerate(hosts) if device in those)
-        together, number = hosts[turn], hosts[turn].index(device)
+        same_host, number = hosts[turn], hosts[turn].index(device)
         others = hosts[turn + 1 :] + hosts[:turn]
         hops = [Hop(those[number % len(those)], device, those) for those in others]
-        routes.append((Hop(device, None, together), *hops))
+        routes.append((Hop(device, None, same_host), *hops))
     return Routes(tuple(routes), tuple(routes))
 
 

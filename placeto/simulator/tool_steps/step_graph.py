@@ -156,16 +156,16 @@ class StepGraph:
             size: its bytes; 0 if it has memory of its own for the whole step.
         """
         read: dict[int, list[Output]] = {device: [] for device in devices}
-        at = {(part, route[0].device): sent[part] for part, route in enumerate(exchange.routes.sent)}
+        part_on = {(part, route[0].device): sent[part] for part, route in enumerate(exchange.routes.sent)}
         for hops in zip(*exchange.routes.sent, strict=True):
             for part, hop in enumerate(hops):
                 ends = [end for end in hop.ends if end in read]
                 if ends and hop.before is not None:
                     name = exchange.name(f"part {part} passed on", hop.device)
-                    fields: Record = {"type": RELAY, "inputs": [at[part, hop.before]]} | exchange.output(part)
-                    at[part, hop.device] = self.add(name, hop.device, exchange.fields | fields)
+                    fields: Record = {"type": RELAY, "inputs": [part_on[part, hop.before]]} | exchange.output(part)
+                    part_on[part, hop.device] = self.add(name, hop.device, exchange.fields | fields)
                 for end in ends:
-                    read[end].append(at[part, hop.device])
+                    read[end].append(part_on[part, hop.device])
         gathered = dict[int, Output]()
         for device, parts in read.items():
             fields = {"type": GATHER, "inputs": parts, "outputs": [size]}
@@ -183,15 +183,15 @@ class StepGraph:
             resident: whether the gradients have memory of their own for the whole step.
             again: whether the sums are added to sums of the step that the devices have.
         """
-        given, sums, sizes = dict[int, int](), dict[int, Output](), exchange.sizes
+        scattered, sums, sizes = dict[int, int](), dict[int, Output](), exchange.sizes
         whole = {"resident_outputs": range(len(sizes))} if resident else {}
         for device, inputs in tensors.items():
             fields = exchange.fields | {"type": SCATTER, "inputs": inputs, "outputs": sizes} | whole
-            given[device], _ = self.add(exchange.name("gradients", device), device, fields)
+            scattered[device], _ = self.add(exchange.name("gradients", device), device, fields)
         arrived: dict[tuple[int, int], list[Output]] = defaultdict(list)
         for hops in list(zip(*exchange.routes.summed, strict=True))[::-1]:
             for part, hop in enumerate(hops):
-                inputs = [*((given[end], part) for end in hop.ends), *arrived[part, hop.device]]
+                inputs = [*((scattered[end], part) for end in hop.ends), *arrived[part, hop.device]]
                 last = hop.before is None
                 cost = exchange.cost(hop.device, len(inputs) - 1 + (again and last), sizes[part])
                 name = exchange.name("part of gradients" if last else f"part {part} summed up", hop.device)
@@ -220,17 +220,17 @@ class StepGraph:
     def _graph(self) -> ComputationGraph:
         """Make the arrays of the graph: of captured ops from theirs, of the others from their fields."""
         graph, like = self.captured, np.array(self._like)
-        kept = np.ones(len(like), bool)
-        kept[list(self._fields)] = False
+        is_captured = np.ones(len(like), bool)
+        is_captured[list(self._fields)] = False
         columns, source = taken(graph, like, self._fields, list(self._signals))
         reader = np.repeat(np.arange(len(like)), np.diff(columns["output_ptr"]))
-        as_captured = (source >= 0) & kept[reader]
+        as_captured = (source >= 0) & is_captured[reader]
         columns["resident_outputs"] = np.where(
             as_captured, np.append(self.resident, False)[source], columns["resident_outputs"]
         )
         columns["gradient_of"] = ("",) * len(like)  # additions of a tool stay where it makes them
         last = np.append(graph.held_until, NOT_HELD)[source]
-        dst, src, output = self._edges(np.flatnonzero(kept), like)
+        dst, src, output = self._edges(np.flatnonzero(is_captured), like)
         return ComputationGraph(
             name=graph.name,
             mode=graph.mode,
@@ -243,16 +243,16 @@ class StepGraph:
             **columns,
         )
 
-    def _edges(self, kept: np.ndarray, like: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _edges(self, captured: np.ndarray, like: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the reader, the producer and the producer's output of each edge, in the order of readers."""
         graph = self.captured
-        first, stop = graph.input_ptr[like[kept]], graph.input_ptr[like[kept] + 1]
+        first, stop = graph.input_ptr[like[captured]], graph.input_ptr[like[captured] + 1]
         edge = ranges(first, stop - first)
         source = np.where(self._source[edge] >= 0, self._source[edge], self.number[graph.edge_src[edge]])
         waits = [(number, *output) for number, fields in self._fields.items() for output in fields.get("inputs", ())]
         waits += [(number, *output) for number, output in self._waits]
         more = np.array(waits, np.int64).reshape(-1, 3).T
-        dst = np.concatenate([np.repeat(kept, stop - first), more[0]])
+        dst = np.concatenate([np.repeat(captured, stop - first), more[0]])
         order = np.argsort(dst, kind="stable")
         return (
             dst[order],

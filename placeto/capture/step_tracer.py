@@ -1,0 +1,218 @@
+"""Trace a step as often as it takes: to record it, to see whether the next step is the same, and to compare it later.
+
+A trace leaves the module as the step does: whoever traces puts the module back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from placeto.capture.inputs.batch_dimension import Sizes, first_part
+from placeto.capture.inputs.objects import closed, opened
+from placeto.capture.module_state.atomic_module import Whole, keeping_tensors
+from placeto.capture.module_state.attributes import Snapshot, attribute
+from placeto.capture.module_state.change_detection import Signature
+from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
+from placeto.capture.tracing.meanwhile import meanwhile
+from placeto.capture.tracing.node_labels import Labels
+from placeto.capture.tracing.recorder import functional, mutates, record
+from placeto.capture.tracing.refused_dtypes import onednn
+from placeto.capture.user_errors import without_logs
+from placeto.errors import CaptureError
+
+_SEED = 0  # seed of the random numbers of a step that is computed
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """The trace of one micro-batch, and what it has shown of the module."""
+
+    traced: GraphModule  # functional
+    calls: Mapping[str, int]  # how often each module is called
+    signature: Signature  # of the trace before it was made functional
+    assigned: list[tuple[Any, str]]  # attributes that the step itself sets, as container and name
+    refusal: str  # why the step can't be run, "" if it can
+
+
+class StepTracer:
+    """Traces one micro-batch of a step, always with the same arguments and random numbers.
+
+    Args:
+        whole: the module, with the function that calls it.
+        others: further modules that the function calls, by name.
+        arguments: plain inputs and targets of the whole batch.
+        length: the length of the batch.
+        micro_batches: the number of parts into which the batch is split.
+        labels: the labels that the function gives to what it runs.
+        run: whether to compute the step, on copies of the tensors, in place of tracing it on fake tensors.
+    """
+
+    def __init__(
+        self,
+        whole: Whole,
+        loss_modules: Mapping[str, nn.Module],
+        arguments: Any,
+        length: int,
+        micro_batches: int,
+        labels: Labels,
+        run: bool,
+    ) -> None:
+        self._whole, self._loss_modules, self._labels = whole, loss_modules, labels
+        self._arguments, self._length, self._micro_batches = arguments, length, micro_batches
+        self._fake_mode = None if run else FakeTensorMode(allow_non_fake_inputs=True)
+        self.state = Snapshot(whole)  # the module as it is before the first trace
+        self._own_tensors = self.state.tensors()
+
+    def trace(self, sizes: Sizes) -> StepTrace:
+        """Trace the step.
+
+        Args:
+            sizes: compares calls with the whole batch and with a micro-batch, where that is needed.
+
+        Raises:
+            CaptureError: forward changes the shape of a tensor, or dimension 0 isn't the batch.
+        """
+        with self._contexts():
+            self._check_sizes(sizes)
+            traced = self._record()
+            calls, signature = self._labels.calls, Signature.of_trace(traced, self._own_tensors)
+            changes = [(container, key, attribute(where, key)) for where, container, key in self.state.changes()]
+            phrases = ", ".join(dict.fromkeys(phrase for _, _, phrase in changes))
+            refusal = self._refusal(phrases, signature, traced) if changes else ""
+            self.state.restore()
+            self._check_sizes(sizes)  # only now is it known whether the module returns numbers
+            if mutates(traced):
+                traced = functional(traced, tree_flatten(self._values(self._micro_batches))[0])
+        return StepTrace(traced, calls, signature, [(container, key) for container, key, _ in changes], refusal)
+
+    def signature(self) -> Signature:
+        """Trace the step anew, and return its signature."""
+        with self._contexts():
+            return Signature.of_trace(self._record(), self._own_tensors)
+
+    def _refusal(self, changed: str, signature: Signature, traced: GraphModule) -> str:
+        """Why a step whose forward changes attributes can't be run; "" if they have settled after the first step.
+
+        The next step is traced. If it is the same, and leaves the attributes alike, then all later steps are too.
+        """
+        after_first = Snapshot(self._whole)
+        try:
+            first = signature, traced.meta["tensors"]
+            following = Signature.of_trace(self._record(), self._own_tensors, first)
+            if following.whole == signature.whole and after_first.is_alike():
+                return ""
+        except Exception:  # whatever the module raises in its second step
+            pass
+        return (
+            f"forward changes {changed}, on which later steps may depend: register it as a buffer that keeps its shape "
+            "(self.register_buffer), or pass it in and out"
+        )
+
+    def _check_sizes(self, sizes: Sizes) -> None:
+        """Refuse micro-batches if dimension 0 isn't the batch, where a second size has to show it."""
+
+        def call(inputs: Any, targets: Any) -> list[Tensor | None]:
+            sizes.call(self._whole.module, inputs)
+            return []
+
+        is_needed = self._micro_batches > 1 and sizes.matter(self._whole.module)
+        for parts in (1, self._micro_batches) if is_needed else ():
+            params, buffers, *leaves = self._values(parts)
+            probe = Whole(self._whole.module, call, self._loss_modules, self._whole.title)
+            torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(leaves)))
+            self.state.restore()
+        sizes.check(self._whole.title)
+
+    def _record(self) -> GraphModule:
+        """Record the step of a micro-batch; refuse a step that changes the shape of a tensor that it is given."""
+        leaves, spec = tree_flatten(self._values(self._micro_batches))
+
+        def step(*leaves: Any) -> Any:
+            params, buffers, *arguments = tree_unflatten(leaves, spec)
+            return torch.func.functional_call(self._whole, {**params, **buffers}, tuple(closed(arguments)))
+
+        shapes = [_shape(leaf) for leaf in leaves]
+        following = self._labels.following(self._whole.module)
+        with torch.enable_grad(), following, keeping_tensors(self._whole, names=False):
+            traced = record(step, leaves, self._labels)
+        for leaf, shape in zip(leaves, shapes, strict=True):
+            if _shape(leaf) != shape:
+                raise CaptureError(
+                    f"{self._whole.title}: forward changes the shape of a tensor {shape[0]} that it is given, or "
+                    f"holds, to {_shape(leaf)[0]}, as by resize_, t_ or unsqueeze_: a placed step leaves shapes as "
+                    "they are, so change that of a new tensor, as by reshape, t or unsqueeze"
+                )
+        return traced
+
+    def _values(self, parts: int) -> Any:
+        """Parameters, buffers, and the first of so many parts of inputs and targets; fake tensors, or copies."""
+        is_run = self._fake_mode is None
+        if is_run:  # so that each trace draws the same numbers
+            torch.random.manual_seed(_SEED)
+        tensor = _real if is_run else _fake
+        params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in self._whole.named_parameters()}
+        buffers = {key: tensor(b) for key, b in self._whole.named_buffers()}
+        arguments = tree_map(lambda leaf: _requiring_grad(tensor(leaf), leaf), opened(self._arguments))
+        return params, buffers, *(arguments if parts == 1 else first_part(arguments, self._length, parts))
+
+    @contextmanager
+    def _contexts(self) -> Iterator[None]:
+        """All contexts in which a step is traced."""
+        with ExitStack() as stack:
+            for context in (
+                onednn(False),
+                without_logs(),
+                without_reentrant_checkpoints(),
+                self._labels.draws.following(self._labels.at_present_call),
+                _uncompiled(),
+                _unvalidated(),
+                keeping_tensors(self._whole),
+            ):
+                stack.enter_context(context)
+            stack.enter_context(self._fake_mode or torch.random.fork_rng(devices=[]))
+            yield
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    return (tuple(value.shape), value.stride()) if isinstance(value, Tensor) else ()
+
+
+def _fake(value: Any) -> Any:
+    """A tensor of the same layout on the CPU, fake in a `FakeTensorMode`; other values are returned as they are.
+
+    Fake tensors on "cuda" would abort a build of torch without CUDA.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _real(value: Any) -> Any:
+    """A copy of a tensor on the CPU, which a step may change without changing the module; other values unchanged."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _requiring_grad(traced: Any, value: Any) -> Any:
+    """The traced stand-in of a given value, made to require a gradient if the given tensor does."""
+    return traced.requires_grad_() if isinstance(value, Tensor) and value.requires_grad else traced
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """A context in which compiled functions run uncompiled. It doesn't import the compiler if nothing else has."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _unvalidated() -> AbstractContextManager[None]:
+    """A context in which torch.distributions check their parameters' values only if `validate_args` is given."""
+    kind = torch.distributions.Distribution
+    return meanwhile(kind.set_default_validate_args, False, kind._validate_args)
