@@ -89,7 +89,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, H) -> (B, T, H)."""
         parts = self.linear["parts"](self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.linear["out"](F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        query, key, value = parts
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.linear["out"](mixed.transpose(1, 2).flatten(2))
         return x + self.linear["down"](F.gelu(self.linear["up"](self.norms[1](x))))
 
 
@@ -130,8 +132,10 @@ def read_steps(data: Path) -> Iterator[Step]:
         for row in csv.DictReader(file):
             board = next((name for name in BOARDS if name in row["gpu"]), None)
             if row["case"] == "llm-foundry" and row["gpus"] == "8" and board is not None:
-                sizes = (int(row[key]) for key in ("hidden", "heads", "vocab", "micro_batch", "seq"))
-                shape = Shape(*sizes, row["recompute"] == "full")
+                width, heads, words, batch, length = (
+                    int(row[key]) for key in ("hidden", "heads", "vocab", "micro_batch", "seq")
+                )
+                shape = Shape(width, heads, words, batch, length, row["recompute"] == "full")
                 yield Step(board, shape, int(row["layers"]), int(row["microbatches"]), 1e3 * float(row["step_s"]))
 
 
