@@ -70,6 +70,8 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
         return json.loads(text, parse_int=_integer, object_pairs_hook=once)
     except (json.JSONDecodeError, UnicodeDecodeError) as problem:
         raise error(f"{path}: not valid JSON: {problem}") from None
+    except RecursionError:  # of UTF-16 and UTF-32, in which the bytes of quotes stand in other characters
+        raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep") from None
 
 
 def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:

@@ -109,6 +109,28 @@ def test_no_gradient_flows_out_of_no_grad() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", [lambda y: y.add_(1), lambda y: y[0].zero_(), lambda y: y.chunk(2)[1].mul_(2)])
+def test_activations_that_change_within_no_grad_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    """The layers before it would get no gradient. A buffer may change there."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.no_grad():
+            change(y if self.of_activation else self.mean)
+        return self.last(y)  # type: ignore[no-any-return]
+
+    for of_activation in (True, False):
+        model = Made(forward, first=nn.Linear(8, 8), last=nn.Linear(8, 8))
+        model.register_buffer("mean", torch.ones(4, 8))
+        model.of_activation = of_activation
+        if not of_activation:
+            cut_at(["last"], model, [torch.rand(4, 8)])
+            continue
+        with pytest.raises(SystemExit, match=r"a change of an activation in torch.no_grad\(\) within"):
+            cut_at(["last"], model, [torch.rand(4, 8)])
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_what_torch_cannot_send_is_refused() -> None:
     x = torch.rand(4, 8)
     places = [f"layers.{number}" for number in (1, 2, 3)]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from operator import attrgetter
+from operator import attrgetter, getitem
 from types import MethodType
 from typing import Any
 
@@ -31,7 +31,7 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
     """Put the ops of regions of torch.no_grad(), and of autocast that is off, into the program around the regions.
 
     torch 2.13 would cut a module at a region. No gradient flows through ops of torch.no_grad(), as they read detached
-    tensors.
+    tensors. Regions of torch.no_grad() that change an activation stay.
 
     Args:
         traced: the program, or a region of it, as a GraphModule.
@@ -48,16 +48,47 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
         inner = without_regions(traced.get_submodule(region.target), enabled).graph
         if any(each.target in _REGIONS for each in inner.nodes):
             continue
+        placeholders = [each for each in inner.nodes if each.op == "placeholder"]
+        if (
+            gradients
+            and not enabled
+            and any(
+                placeholder in _written(inner) and not (isinstance(arg, Node) and arg.op == "get_attr")
+                for placeholder, arg in zip(placeholders, args, strict=True)
+            )
+        ):
+            continue  # what is read later would be detached, and get no gradient
         with graph.inserting_before(node):
             if gradients and not enabled:
                 args = [_detached(graph, node, arg) if isinstance(arg, Node) else arg for arg in args]
-            of_region = dict(zip((each for each in inner.nodes if each.op == "placeholder"), args, strict=True))
-            outputs = graph.graph_copy(inner, of_region)
+            outputs = graph.graph_copy(inner, dict(zip(placeholders, args, strict=True)))
         for reader in list(node.users):  # each takes one of the outputs
             reader.replace_all_uses_with(outputs[reader.args[1]])
             graph.erase_node(reader)
         graph.erase_node(node)
     return traced
+
+
+def _written(graph: Graph) -> set[Node]:
+    """Return the inputs of a region that its ops change in place, themselves or through views."""
+    found = set[Node]()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments, node.args, strict=False) if schema else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                while isinstance(value, Node) and value.op == "call_function" and _is_alias(value):
+                    value = value.args[0]
+                if isinstance(value, Node):
+                    found.add(value)
+    return found
+
+
+def _is_alias(node: Node) -> bool:
+    """Return whether the result of an op shares the memory of its first argument, as a view or an op in place does."""
+    if node.target is getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _detached(graph: Graph, region: Node, tensor: Node) -> Node:
@@ -153,9 +184,13 @@ def prepared(traced: GraphModule) -> GraphModule:
     for node in without_regions(traced).graph.nodes:
         if node.target in _REGIONS:
             path = [*node.meta["nn_module_stack"].values()][-1][0].removeprefix("model.")
+            region: Any = traced.get_submodule(node.args[1 if node.target is wrap_with_set_grad_enabled else 4].target)
+            no_grad = node.target is wrap_with_set_grad_enabled
+            no_grad &= all(each.target not in _REGIONS for each in region.graph.nodes)
+            what = "a change of an activation in torch.no_grad()" if no_grad else "torch.autocast()"
             sys.exit(
-                f"error: {path}: torch can't trace torch.autocast() within the forward pass of a model that is cut "
-                "into stages: compute without it, or outside of the model"
+                f"error: {path}: torch can't trace {what} within the forward pass of a model that is cut into stages: "
+                "compute without it, or outside of the model"
             )
     return with_own_tables(traced)
 

@@ -315,11 +315,8 @@ def compare(
     if groups is not None:
         named = {f"model.{name}": p for name, p in whole.named_parameters(remove_duplicate=False)}
         for stage in stages:
-            apart = [
-                float((p.grad - named[name].grad).abs().max())
-                for name, p in stage.submod.named_parameters()
-                if p.grad is not None
-            ]
+            both = [(p.grad, named[name].grad) for name, p in stage.submod.named_parameters()]
+            apart = [_largest_difference(*pair) for pair in both if pair[0] is not None or pair[1] is not None]
             off, group = torch.tensor([0.0, *apart], device=device).max(), groups[stage.stage_index]
             dist.all_reduce(off, dist.ReduceOp.MAX, group=group)
             if dist.get_rank(group) == 0:
@@ -330,6 +327,12 @@ def compare(
                     )
                 print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {off.item():.2g} at most")
     return total / count
+
+
+def _largest_difference(gradient: Tensor | None, whole: Tensor | None) -> float:
+    """Return by how much a gradient of a stage differs from that of the whole model at most; a missing one is 0."""
+    present = [each for each in (gradient, whole) if each is not None]
+    return float((present[0] - present[1] if len(present) == 2 else present[0]).abs().max())
 
 
 def random_state(device: torch.device) -> Tensor:
