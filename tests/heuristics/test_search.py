@@ -225,6 +225,7 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
         clock.now += 0.01 * simulations
         return simulations, 0
 
+    monkeypatch.setattr("placeto.heuristics.warm_up", lambda *_: None)  # which places a small graph once a process
     monkeypatch.setattr(evaluator, "scores_of_few", slow_scores)
     monkeypatch.setattr("placeto.heuristics.local_search.local_search.search", slow_search)
     result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
