@@ -36,7 +36,8 @@ def v_cycles(evaluator: Evaluator, rng: np.random.Generator, sweep: Sweep | None
     There are `CYCLES` V-cycles. A V-cycle joins parts that the best placement has on one device, until there are as
     many groups as at first. It anneals these groups, and then all parts. With a `sweep`, there are a sweep over groups
     and one over parts before the V-cycles, and one before each annealing. Without it, the first V-cycle anneals the
-    groups as they are. So do all if no group can be split. Afterwards the evaluator's groups are the parts.
+    groups as they are. If no group can be split, all V-cycles anneal the parts alone. Afterwards the evaluator's groups
+    are the parts.
     """
     problem, groups = evaluator.problem, evaluator.groups
     parts = parts_of(problem, groups)
@@ -48,7 +49,7 @@ def v_cycles(evaluator: Evaluator, rng: np.random.Generator, sweep: Sweep | None
     for cycle in range(CYCLES):
         with evaluator.limited_to(1.0 / (CYCLES - cycle)):
             with evaluator.limited_to(SHARE):
-                if evaluator.groups is parts and parts.num_groups > groups.num_groups:
+                if evaluator.groups is parts:
                     evaluator.regroup(coarsening.groups_on_one_device(evaluator.best_groups[0], groups.num_groups))
                 _improve(evaluator, rng, sweep)
             evaluator.regroup(parts)
