@@ -148,7 +148,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
-    note_of_memory(made.step, schedule.problem.graph)
+    note_of_memory(made.step, plan, schedule.problem.graph)
     if kept:
         note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
     if factory is None:
@@ -228,6 +228,10 @@ def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int
     note_memory("in whole layers it", step)
     if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
+    if arguments.format in _TRAIN and not made.recomputes_as(arguments.format):
+        of_stages = ", ".join(map(str, made.recomputed))
+        which = "the first blocks of each stage, equally many" if title == "Megatron-LM" else "all blocks or none"
+        note(f"{title} recomputes {which}; the plan recomputes {of_stages} in its stages, and takes less time")
     if arguments.format in _TRAIN and not is_factory(arguments.graph):
         note("the size of the batch isn't known: the file has micro-batches of one sample, change it there")
 

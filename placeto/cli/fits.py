@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from placeto.cli.shared.common import find_cluster, note, say
-from placeto.cli.shared.model_config import Model, can_checkpoint, checkpoint, is_config
+from placeto.cli.shared.model_config import Model
 from placeto.cli.shared.options import OptionalSize, OptionalText
 from placeto.errors import UsageError
 from placeto.plumbing.progress import ProgressBar
@@ -16,8 +16,8 @@ from placeto.problem.units import format_bytes
 class Arguments:
     """Say whether a model's training step fits into the memory of a device, and what takes its memory.
 
-    If the step doesn't fit, Placeto splits the batch into more and more micro-batches, and for a CONFIG also
-    checkpoints the activations, until it fits. If that isn't enough, it divides parameters, gradients and optimizer
+    If the step doesn't fit, Placeto splits the batch into more and more micro-batches, and then recomputes blocks of
+    the model, as few as possible, until it fits. If that isn't enough, it divides parameters, gradients and optimizer
     state over the devices of the cluster, and then tries all ways that `placeto plan` tries, which takes longer.
     `placeto plan` says which way is fast. Only training steps are simulated, without tensor parallelism and quantized
     weights.
@@ -47,18 +47,14 @@ def run(arguments: Arguments) -> None:
         cluster = device_of(memory)
     cluster = with_headroom(cluster, options.headroom)
     model, counts = options.find(), options.counts
-    both = is_config(options.model) and can_checkpoint(model.module)
 
-    with ProgressBar("capturing", total=(len(counts) + 1) * (1 + both)) as bar:
+    with ProgressBar("capturing", total=len(counts) + 1) as bar:
 
-        def capture(count: int, checkpoints: bool) -> ComputationGraph:
-            parts = f"{count} micro-batch{'es' if count > 1 else ''}"
-            bar.advance(note=f"{parts}{' with checkpointing' if checkpoints else ''}")
-            if both:
-                checkpoint(model.module, checkpoints)
+        def capture(count: int) -> ComputationGraph:
+            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             return model.capture(options, count)
 
-        found = fits(capture, cluster, model.batch, counts, (False, True) if both else (False,))
+        found = fits(capture, cluster, model.batch, counts)
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))

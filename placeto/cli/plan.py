@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,7 @@ from tyro.conf import arg
 
 from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
 from placeto.cli.shared.device_bars import show_devices
-from placeto.cli.shared.model_config import Model, can_checkpoint, checkpoint, is_config, precision_of
+from placeto.cli.shared.model_config import Model, precision_of
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
 from placeto.errors import UsageError
 from placeto.plumbing.progress import ProgressBar
@@ -30,8 +29,8 @@ class Arguments:
     several stages; and a free placement of single ops.
 
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
-    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. If no way fits, or none with room to spare,
-    a CONFIG is also tried with checkpointed activations.
+    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. If the fastest way doesn't fit, ways are
+    tried in which blocks of the model are recomputed for the backward pass, as few as possible.
 
     The column "fullest device" says what the device that uses the largest share of its memory holds: weights (w),
     gradients (g), optimizer state (o), activations (a), and copies received from other devices (r). The bars show
@@ -52,11 +51,19 @@ class Arguments:
     model: Model
 
 
+_SNIPPET = """In your program, before the model is wrapped:
+    from functools import partial
+    from torch.utils.checkpoint import checkpoint
+    for path in {paths!r}:
+        block = model.get_submodule(path)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+
+
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     from placeto.errors import CaptureError
     from placeto.formats.plan import save_plan
-    from placeto.planning.planned_steps import PIPELINES
+    from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -65,15 +72,11 @@ def run(arguments: Arguments) -> None:
     cluster = with_headroom(given, options.headroom)
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
-    both = is_config(options.model) and can_checkpoint(model.module)
 
     with ProgressBar("planning", total=len(counts)) as bar:
 
-        def problem_of(count: int, checkpoints: bool = False) -> PlacementProblem:
-            parts = f"{count} micro-batch{'es' if count > 1 else ''}"
-            bar.advance(note=f"{parts}{' with checkpointing' if checkpoints else ''}")
-            if both:
-                checkpoint(model.module, checkpoints)
+        def problem_of(count: int) -> PlacementProblem:
+            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             try:
                 graph = model.capture(options, count)
             except CaptureError as error:
@@ -83,8 +86,7 @@ def run(arguments: Arguments) -> None:
             return PlacementProblem(graph, cluster, costs)
 
         by = arguments.runnable_by
-        checkpointed = partial(problem_of, checkpoints=True) if both else None
-        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, checkpointed)
+        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
@@ -96,12 +98,14 @@ def run(arguments: Arguments) -> None:
     if plans.left_out:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
-    if any(step.run_by == "torch-pipeline" and step.recomputes for step in plans.steps):
+    if any(step.run_by == "torch-pipeline" and step.recomputed == CHECKPOINTED for step in plans.steps):
         say(
             "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "
             "than the table says"
         )
     say(plans.advice())
+    if plans.best.plan is not None and plans.best.plan.recomputed and plans.best.kind not in PIPELINES:
+        say(_SNIPPET.format(paths=plans.best.plan.recomputed))
     note_unmeasured(plans.best.schedule.problem)
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:

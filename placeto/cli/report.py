@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile
     from placeto.problem.graph import ComputationGraph
     from placeto.problem.problem import PlacementProblem
+    from placeto.problem.step.plan import Plan
     from placeto.simulator.schedule import Schedule
 
 AGAINST = ("single", "expert", "metis", "heft", "etf")
@@ -89,6 +90,7 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     options = as_planned(given.placement, given.graph, find_cluster(given.cluster), given.options)
     name, graph, _ = find_graph(given.graph, options)
     with within(PlacementError, given.placement):
+        graph = file.step(graph)
         placement, order = file.devices(graph, cluster), file.op_order(graph)
         problem, plan = PlacementProblem(graph, cluster, costs), file.plan_on(cluster)
         if plan is not None:
@@ -122,15 +124,19 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
         note(f"{path} says {format_us(told)}, for {plan.kind} as {plan.run_by} runs it; {here}")
 
 
-def note_of_memory(step: Schedule, graph: ComputationGraph) -> None:
+def note_of_memory(step: Schedule, plan: Plan, graph: ComputationGraph) -> None:
     """Say where the step of a pipeline, as torch runs it, needs more memory than there is, or than is simulated.
 
     Args:
         step: the schedule of the step as torch runs it.
-        graph: the captured step.
+        plan: the plan of the pipeline.
+        graph: the captured step, with what the plan recomputes.
     """
+    from placeto.problem.step.recomputation import RECOMPUTATION, block_of
+
     note_memory("as torch runs it, it", step)
-    if "recomputation" in graph.passes:
+    planned = block_of(graph, plan.recomputed) >= 0
+    if any(part == RECOMPUTATION and not planned[op] for op, part in enumerate(graph.passes)):
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
 
 

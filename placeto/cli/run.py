@@ -96,7 +96,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
         raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
     note_other_time(plan, schedule, made.step.makespan_us)
-    note_of_memory(made.step, schedule.problem.graph)
+    note_of_memory(made.step, made.order.plan, schedule.problem.graph)
     if options.precision != "fp32":
         note(f"the model is trained as the factory makes it, not in {options.precision}")
     with TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from placeto.problem.json_files import check_json_name, read_json, write_json
 from placeto.problem.messages import listed, quote, within
 from placeto.problem.step.plan import Plan
 from placeto.problem.step.plan_files import PlanRecord, plan_document, plan_of
+from placeto.problem.step.recomputation import recomputed
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
@@ -78,6 +79,14 @@ class PlacementFile:
                 known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
                 raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
+
+    def step(self, captured: ComputationGraph) -> ComputationGraph:
+        """Return the graph whose ops the file places: that of a captured step, with what the file's plan recomputes.
+
+        Raises:
+            PlanError: the step lacks a module that the plan recomputes.
+        """
+        return captured if self.plan is None else recomputed(captured, tuple(self.plan.get("recomputed", ())))
 
     def plan_on(self, cluster: Cluster) -> Plan | None:
         """Return the plan whose placement the file has; None for a free placement.

@@ -22,7 +22,7 @@ from placeto.problem.step.forward_pass import in_first
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan
 from placeto.simulator.memory import penalised
-from placeto.simulator.schedule import simulate
+from placeto.simulator.schedule import Schedule, simulate
 
 FORWARD, INPUTS, WEIGHTS = range(3)
 
@@ -134,13 +134,22 @@ class _Chunks:
         return PlacementProblem(graph, like.cluster, ROOFLINE, like.dispatch), device
 
 
-def chunk_problem(problem: PlacementProblem, plan: Plan) -> tuple[PlacementProblem, np.ndarray]:
+def chunk_problem(
+    problem: PlacementProblem, plan: Plan, costs: LayerCosts | None = None, again: Sequence[int] = ()
+) -> tuple[PlacementProblem, np.ndarray]:
     """Return the problem of a plan's chunks, under the dispatch of the step's problem, and their placement.
 
     A stage with several replicas also has an op for the part of its parameters that each of them keeps, one for the
     sum of the gradients of each replica, and one for the sum over replicas of each part.
+
+    Args:
+        problem: the problem of the step.
+        plan: cuts it.
+        costs: of its layers; None = if nothing is recomputed.
+        again: (P,) bytes that each stage computes again for a chunk of the backward pass; () = none.
     """
-    costs, cut, chunks = layer_costs(problem, plan.whole), layers(problem, plan.whole), _Chunks()
+    costs = costs or layer_costs(problem, plan.whole)
+    cut, chunks = layers(problem, plan.whole), _Chunks()
     firsts, ends = (0, *plan.borders), (*plan.borders, plan.num_layers)
     forward = np.append(cut.crossing, 0)
     sent = dict[int, int]()  # micro-batch -> the chunk of the backward pass that the stage before waits for
@@ -168,7 +177,7 @@ def chunk_problem(problem: PlacementProblem, plan: Plan) -> tuple[PlacementProbl
         for micro_batch in range(plan.num_micro_batches):
             device, kept_by = plan.device_of(stage, micro_batch), (passed[stage][micro_batch], 1)
             inputs = [(sent[micro_batch], 0), kept_by] if micro_batch in sent else [kept_by]
-            outputs = [int(back[first]), 0]
+            outputs = [int(back[first]), again[stage] if again else 0]
             chunk = chunks.add(device, inward[device], inputs, outputs, "backward", micro_batch)
             sent[micro_batch] = chunk
             summed = chunks.add(device, weights[device], [(chunk, 1), kept_by], [0], "backward", micro_batch)
@@ -183,10 +192,14 @@ def chunk_problem(problem: PlacementProblem, plan: Plan) -> tuple[PlacementProbl
 
 def chunk_score(problem: PlacementProblem, plan: Plan, orders: Iterable[str]) -> float:
     """Penalised makespan of a plan's chunks in the best of some static orders, in microseconds."""
-    small, placement = chunk_problem(problem, plan)
-    scores = []
+    return scheduled(*chunk_problem(problem, plan), orders)[0]
+
+
+def scheduled(chunks: PlacementProblem, placement: np.ndarray, orders: Iterable[str]) -> tuple[float, Schedule]:
+    """Return the penalised makespan of chunks in the best of some static orders, in microseconds, and the schedule."""
+    memory, scores = chunks.cluster.memory, list[tuple[float, Schedule]]()
     for order in orders:
-        ran = simulate(small.under(order), placement)
-        overflow = np.maximum(0, ran.peak_memory - problem.cluster.memory) / problem.cluster.memory
-        scores.append(float(penalised(ran.makespan_us, overflow.sum())))
-    return min(scores)
+        ran = simulate(chunks.under(order), placement)
+        overflow = np.maximum(0, ran.peak_memory - memory) / memory
+        scores.append((float(penalised(ran.makespan_us, overflow.sum())), ran))
+    return min(scores, key=lambda scored: scored[0])

@@ -1,4 +1,4 @@
-"""Whether a training step fits into the memory of a device, if need be with micro-batches, checkpoints or sharding.
+"""Whether a training step fits into the memory of a device, if need be with micro-batches, recomputation or sharding.
 
 Nothing is placed, and times don't matter: one device runs the step in the order of the program, as PyTorch does.
 """
@@ -15,18 +15,23 @@ import numpy as np
 from placeto.errors import CaptureError
 from placeto.planning.numbers import COUNTS
 from placeto.planning.planned_steps import Kind, PlannedStep, ways_out
-from placeto.planning.ways import one_device, plans_of, sharded
+from placeto.planning.short_memory import fewest_blocks
+from placeto.planning.single_ways import one_device, sharded
+from placeto.planning.ways import plans_of
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.recomputation import recomputable
 from placeto.problem.units import format_bytes
 from placeto.simulator.readings.memory_timeline import CATEGORIES
 
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
-Capture = Callable[[int, bool], "ComputationGraph"]
-"""Captures the step, given the number of micro-batches and whether activations are checkpointed."""
+Capture = Callable[[int], "ComputationGraph"]
+"""Captures the step, given the number of micro-batches."""
+Way = Callable[[PlacementProblem, tuple[str, ...]], PlannedStep]
+"""Makes a way to run the problem of a step that recomputes some blocks."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,13 @@ class Fits:
         return " ".join(told)
 
     def __str__(self) -> str:
-        head = ["device", "of", "M", "checkpoints", *CATEGORIES, "together", "fits"]
+        head = ["device", "of", "M", "recomputed", *CATEGORIES, "together", "fits"]
         rows = [
             [
                 _where(step),
                 format_bytes(step.room),
                 f"{step.micro_batches}",
-                "yes" if step.recomputes else "no",
+                step.recomputed or "-",
                 *(format_bytes(step.memory[name]) for name in CATEGORIES),
                 format_bytes(step.used),
                 "yes" if step.fits else f"lacks {format_bytes(_lack(step))}",
@@ -85,25 +90,20 @@ class Fits:
         return table([head, *rows])
 
 
-def fits(
-    capture: Capture,
-    cluster: Cluster,
-    batch: int,
-    counts: Sequence[int] = COUNTS,
-    checkpointing: Sequence[bool] = (False,),
-) -> Fits:
+def fits(capture: Capture, cluster: Cluster, batch: int, counts: Sequence[int] = COUNTS) -> Fits:
     """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
-    If the step fits no kind of device in any way, parameters are divided over all devices of the cluster except CPUs.
-    The numbers are then those of `counts` that give each of these devices equally many micro-batches, or one each. If
-    it doesn't fit in this way either, all ways are tried that `placeto plan` tries, and the best of them is kept.
+    The step is tried in more and more micro-batches, and then, in the largest number, with the fewest recomputed blocks
+    with which it fits. If it fits no kind of device in any way, parameters are divided over all devices of the cluster
+    except CPUs. The numbers are then those of `counts` that give each of these devices equally many micro-batches, or
+    one each. If it doesn't fit in this way either, all ways are tried that `placeto plan` tries, and the best of them
+    is kept.
 
     Args:
         capture: captures the step.
         cluster: the cluster with the devices.
         batch: number of samples of a step.
         counts: numbers of micro-batches to try, the least first.
-        checkpointing: for each number, whether activations are checkpointed: the values to try, in order.
 
     Raises:
         CaptureError: the step can't be captured in the first of these ways.
@@ -113,33 +113,39 @@ def fits(
     def graphs(numbers: Iterable[int]) -> Iterator[ComputationGraph]:
         for count in (number for number in numbers if number not in left_out):
             try:
-                for checkpointed in checkpointing:
-                    yield captured(count, checkpointed)
+                yield captured(count)
             except CaptureError as refused:
                 if not steps:
                     raise
                 left_out[count] = str(refused)
 
-    def try_until_it_fits(numbers: Iterable[int], on: Cluster, way: Callable[[PlacementProblem], PlannedStep]) -> None:
+    def try_until_it_fits(numbers: Iterable[int], on: Cluster, way: Way) -> None:
+        problem = None
         for graph in graphs(numbers):
-            steps.append(way(PlacementProblem(graph, on)))
+            problem = PlacementProblem(graph, on)
+            steps.append(way(problem, ()))
             if steps[-1].fits or resident_bytes(steps[-1]) > steps[-1].room:
                 return
+        if problem is not None and (paths := recomputable(problem.graph)):
+            steps.append(fewest_blocks(partial(way, problem), paths))
 
     for device in _kinds(cluster.devices):
-        try_until_it_fits(counts, _one(device), partial(one_device, device=0, batch=batch))
+
+        def alone(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
+            return one_device(problem, 0, batch, blocks)
+
+        try_until_it_fits(counts, _one(device), alone)
     computing = tuple(number for number, device in enumerate(cluster.devices) if not device.is_cpu)
     if len(computing) > 1 and not any(step.fits for step in steps):
+
+        def divided(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
+            return sharded(problem, computing, 3, batch, blocks)
+
         numbers = [count for count in counts if count % len(computing) == 0] or [len(computing)]
-        try_until_it_fits(numbers, cluster, partial(sharded, devices=computing, stage=3, batch=batch))
+        try_until_it_fits(numbers, cluster, divided)
         if not any(step.fits for step in steps):
-
-            def problem_of(count: int, checkpointed: bool) -> PlacementProblem:
-                return PlacementProblem(captured(count, checkpointed), cluster)
-
-            plain, *other = (partial(problem_of, checkpointed=value) for value in checkpointing)
             numbers = [count for count in (*counts, 1) if count not in left_out]
-            plans = plans_of(plain, batch, numbers, 0, checkpointed=other[0] if other else None)
+            plans = plans_of(lambda count: PlacementProblem(captured(count), cluster), batch, numbers, 0)
             if plans.best.fits or plans.best.kind not in (Kind.ONE, Kind.FULLY_SHARDED):
                 steps.append(plans.best)
     return Fits(tuple(steps), left_out)
@@ -165,8 +171,8 @@ def _lack(step: PlannedStep) -> int:
 
 
 def _how(step: PlannedStep) -> str:
-    """How the step runs, such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
-    return step.parts + (" with checkpointing" if step.recomputes else "")
+    """How the step runs, such as " in 4 micro-batches, recomputing 5 of 22 blocks"; "" for the whole batch without."""
+    return step.parts + (f", recomputing {step.recomputed}" if step.recomputed else "")
 
 
 def _where(step: PlannedStep) -> str:

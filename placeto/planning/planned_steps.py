@@ -18,6 +18,7 @@ from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.step.plan_files import plan_document
+from placeto.problem.step.recomputation import RECOMPUTATION, recomputable
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
@@ -55,6 +56,8 @@ PyTorch's "CUDA out of memory", on boards of 16 and 24 GB, 3.0, 3.2 and 13 % of 
 CUDA context with kernels (0.2 to 2.2 GB) and fragments that the allocator had reserved (0.2 to 1.0 GB)."""
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
+CHECKPOINTED = "what the model checkpoints"
+"""What is recomputed if the captured model has activation checkpoints of its own."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
 
 
@@ -157,12 +160,16 @@ class PlannedStep:
     @property
     def name(self) -> str:
         """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
-        return f"{self.kind} ({self.shape}){self.parts}{' with checkpointing' if self.recomputes else ''}"
+        recomputed = f", recomputing {self.recomputed}" if self.recomputed else ""
+        return f"{self.kind} ({self.shape}){self.parts}{recomputed}"
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether activations are computed again for the backward pass."""
-        return "recomputation" in self.result.problem.graph.passes
+    @cached_property
+    def recomputed(self) -> str:
+        """Which activations are computed again for the backward pass, such as "5 of 22 blocks"; "" if none are."""
+        graph = self.result.problem.graph
+        if self.plan is not None and (count := len(self.plan.recomputed)):
+            return f"{count} of {count + len(recomputable(graph))} blocks"
+        return CHECKPOINTED if RECOMPUTATION in graph.passes else ""
 
     @property
     def order(self) -> str:
@@ -228,6 +235,7 @@ class Plans:
     refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
     tried: tuple[int, ...] = ()  # numbers of micro-batches
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
+    unlimited: PlannedStep | None = None  # the fastest way with any memory; None if it fits
 
     @property
     def best(self) -> PlannedStep:
@@ -256,6 +264,9 @@ class Plans:
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
+        if (free := self.unlimited) is not None:
+            text += f" With {format_bytes(free.used)} on a device, {free.name} would take {format_us(free.step_us)}"
+            text += f": the memory costs {100.0 * (best.step_us / free.step_us - 1.0):.1f} %."
         text += best.warning
         if best.only_on_one_host:
             text += f" {best.run_by} runs on the devices of one host only"
@@ -267,12 +278,14 @@ class Plans:
 
     def cells(self) -> list[list[str]]:
         """Return the table as texts: the names of its columns, then a row for each way."""
-        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
+        head = ["way", "shape", "M", "recomputed", "order", "step", "samples/s"]
+        head += ["fullest device", "of", "idle", "sent", "run by"]
         rows = [
             [
-                f"{step.kind}, checkpoints" if step.recomputes else step.kind,
+                step.kind,
                 step.shape,
                 f"{step.micro_batches}",
+                step.recomputed or "-",
                 step.order,
                 format_us(step.step_us),
                 format_rate(step.samples_per_second),
@@ -298,7 +311,7 @@ def ways_out(steps: Sequence[PlannedStep], tried: Sequence[int]) -> str:
         tried: numbers of micro-batches in which they were tried.
     """
     found, batch = list[str](), steps[0].batch
-    if not any(step.recomputes for step in steps):
+    if not any(step.recomputed or recomputable(step.result.problem.graph) for step in steps):
         found.append("activation checkpoints, which a FACTORY can switch on in its module")
     if max(tried, default=1) < batch:
         found.append(f"smaller micro-batches (--micro-batches {batch})")

@@ -17,28 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.errors import CaptureError, ClusterError, PlanError
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import can_run, make_plan, move_borders, ranked_plans
-from placeto.heuristics.rules import device_speeds
+from placeto.heuristics.plans import can_run, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.numbers import COUNTS, LEAST, in_numbers, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, kind_of
-from placeto.planning.runnable import as_run
+from placeto.planning.short_memory import ways_that_fit
+from placeto.planning.single_ways import in_order, one_device, planned, whole_modules
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
-from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, Tool, dealt
+from placeto.problem.step.plan import Plan, Tool
 from placeto.problem.units import format_bytes
-from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
-from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.single_device import busy_us
-from placeto.simulator.tool_steps.module_step import in_whole_modules
-from placeto.simulator.tool_steps.replica_step import replicated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,12 +126,12 @@ def plans_of(
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
     runnable_by: Tool | None = None,
-    checkpointed: Callable[[int], PlacementProblem] | None = None,
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
 
     If none of them fits, or only so tightly that `PlannedStep.warning` says so, the step is also tried in the number in
-    which each device gets one micro-batch, unless a multiple of it was tried, and then with checkpointed activations.
+    which each device gets one micro-batch, unless a multiple of it was tried. If the fastest way doesn't fit, ways are
+    tried that recompute blocks: see `placeto.planning.short_memory`.
 
     Args:
         problem_of: returns the step in a given number of micro-batches, on the cluster.
@@ -148,7 +141,6 @@ def plans_of(
             number of micro-batches of the best other way, or the whole batch if a short search finds more there.
         seed: seed of that search.
         runnable_by: the tool that is to run the ways, as `plan` takes it.
-        checkpointed: like `problem_of`, with checkpointed activations; None = there is no such step.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
@@ -159,13 +151,15 @@ def plans_of(
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
     found = _ways(problems, batch, runnable_by, refusals)
     each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
-    less: dict[int, PlacementProblem] = {}  # with checkpointed activations
-    for form, numbers, captured in ((problem_of, each, problems), (checkpointed, (*problems, *each), less)):
-        if form is not None and numbers and not any(step.fits and not step.warning for step in found):
-            more, why = _captured(form, numbers)
-            captured |= more
-            left_out |= why
-            found += _ways(more, batch, runnable_by, refusals)
+    if each and not any(step.fits and not step.warning for step in found):
+        more, why = _captured(problem_of, each)
+        problems |= more
+        left_out |= why
+        found += _ways(more, batch, runnable_by, refusals)
+    fastest = min(found, key=lambda step: step.step_us)
+    if not fastest.fits:
+        keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
+        found += ways_that_fit(problems, found, batch, runnable_by, keep)
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
     for step in sorted(found, key=rank):
@@ -174,10 +168,11 @@ def plans_of(
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)
     search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
     if search:
-        free = _searched(less if less and steps[0].recomputes else problems, steps[0], simulations, seed)
+        free = _searched(problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
-    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search)
+    unlimited = None if fastest.fits else fastest
+    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search, unlimited)
 
 
 def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
@@ -221,7 +216,7 @@ def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
     fastest, *_ = devices = np.argsort(busy_us(problem), kind="stable").tolist()
     tried = (one_device(problem, device, batch) for device in devices)
     best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
-    return [best, *_whole_modules(problem, batch)]
+    return [best, *whole_modules(problem, batch)]
 
 
 def _ways_of_plans(
@@ -252,7 +247,7 @@ def _ways_of_plans(
                 break
             counts, steps = sorted(by_count, key=lambda count: by_count[count][0]), list[PlannedStep]()
             for count in counts if kind == Kind.REPLICAS else counts[:_NUMBERS]:
-                steps += _in_order(problems[count], by_count[count][1], batch, runnable_by, keep[count])
+                steps += in_order(problems[count], by_count[count][1], batch, runnable_by, keep[count])
             shown += bool(steps)
             ways += steps
     return ways
@@ -262,119 +257,11 @@ def _best_rank(by_count: Mapping[int, tuple[float, Plan]]) -> float:
     return min(score for score, _ in by_count.values())
 
 
-def _in_order(
-    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
-) -> list[PlannedStep]:
-    """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't."""
-    groups = group_ops(problem)
-    result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
-    if len(plan.devices) == 1:
-        return replicas(problem, plan, result, batch)
-    if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
-        placed, run = made
-        return [_planned(placed.plan, run, batch, placed, runnable_by)]
-    return []
-
-
 def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:
     """Whether each of several devices of a plan takes a micro-batch, and a tool can run it; else, why it can't."""
     if len(plan.used) == 1 or not all(itertools.chain(*plan.micro_batches)):
         return False
     return tool is None or (plan.even if len(plan.devices) == 1 else can_run(problem, tool, refusals, plan))
-
-
-def _in_best_order(
-    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
-) -> PlacementResult:
-    """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
-    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
-    evaluator.score_plan(plan, placement)
-    choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), keep)
-    if moved != plan:
-        choose_order(evaluator, orders)
-    for each in dict.fromkeys((plan, moved)) if orders else ():
-        try_bounded_orders(evaluator, each.placement(problem))
-    return evaluator.result()
-
-
-def _alone(schedule: Schedule) -> PlacementResult:
-    """Return a schedule as the result of one simulation."""
-    makespan, fits = schedule.makespan_us, schedule.fits
-    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem, plan=schedule.plan)
-
-
-def _planned(
-    plan: Plan | None, result: PlacementResult, batch: int, placement: PlacementResult | None, tool: str | None = None
-) -> PlannedStep:
-    """Return a result as a way to run the step, with the memory of its fullest device."""
-    schedule, memory = result.schedule(), result.problem.cluster.memory
-    used = np.unique(schedule.placement)
-    fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
-    return PlannedStep(plan, result, placement, batch, fullest, peak_by_category(schedule, fullest), tool)
-
-
-def one_device(problem: PlacementProblem, device: int, batch: int) -> PlannedStep:
-    """Return the way in which one device runs all micro-batches."""
-    plan = make_plan(problem, ((device,),), ())
-    result = _alone(simulate(problem, np.full(problem.num_ops, device), plan=plan))
-    return _planned(plan, result, batch, result)
-
-
-def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
-    """Return the ways with whole blocks on devices: on all devices but CPUs, on half of them, and so on.
-
-    The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
-    """
-    devices, found = problem.cluster.devices, []
-    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
-    for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
-        if count > len(layers(problem, False)):
-            continue
-        plan = make_plan(problem, tuple((device,) for device in order[:count]))
-        stage = plan.layers(problem).stage(plan.borders)
-        try:
-            mapped = in_whole_modules(simulate(problem, np.array(order)[stage])).in_order
-        except PlanError:  # the graph has no modules
-            return []
-        if len(np.unique(mapped.placement)) == count:
-            result = _alone(mapped)
-            found.append(_planned(None, result, batch, result, "accelerate"))
-    return found
-
-
-def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
-    """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
-    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), 1)))
-    found = [_with_all(plan, run, placed, batch), _with_all(replace(plan, sharding=(1,)), run, placed, batch)]
-    if plan.num_micro_batches % len(plan.used) == 0:
-        found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
-    return found
-
-
-def sharded(problem: PlacementProblem, devices: tuple[int, ...], stage: int, batch: int) -> PlannedStep:
-    """Return the way in which replicas share out their parameters, in stage 2 or 3 of ZeRO; they take turns."""
-    taken = dealt(problem.graph.num_micro_batches, np.ones(len(devices)))
-    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), sharding=(stage,))
-    return _planned(plan, _alone(simulate(*replicated(problem, plan.device[0].tolist(), stage))), batch, None)
-
-
-def _with_all(plan: Plan, run: PlacementResult, placed: PlacementResult, batch: int) -> PlannedStep:
-    """Return replicas with the memory that frameworks use where each has all weights and gradients.
-
-    Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
-    to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
-    """
-    schedule, graph, memory = run.schedule(), placed.problem.graph, run.problem.cluster.memory
-    used = np.unique(schedule.placement).tolist()
-    weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
-    state = int(placed.problem.resident_bytes.sum()) - weights - trained
-    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
-    at = CATEGORIES.index("activations")
-    most = {device: int(memory_by_category(schedule, device)[1][:, at].max()) for device in used}
-    held = {device: whole | {"activations": most[device], "received": 0} for device in used}
-    fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
-    return PlannedStep(plan, run, placed, batch, fullest, held[fullest])
 
 
 def _searched(
@@ -394,4 +281,4 @@ def _searched(
         return placer(problem, simulations=simulations, seconds=seconds, seed=seed)
 
     chosen = place_in_best({count: problems[count] for count in numbers if count in problems}, place, simulations)
-    return _planned(None, chosen.result, before.batch, chosen.result)
+    return planned(None, chosen.result, before.batch, chosen.result)

@@ -42,21 +42,21 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 micro-batch\n" in printed.err
     first, head, row, sentence = printed.out.splitlines()
     assert first == "net: 1.6 million parameters in float32, of which 1.3 million are trained, batch 64, adam"
-    assert head.split() == ["device", "of", "M", "checkpoints", *MEMORY, "together", "fits"]
-    assert row.startswith("v100    16.0 GB  1  no           6.30 MB  5.25 MB    10.5 MB")
+    assert head.split() == ["device", "of", "M", "recomputed", *MEMORY, "together", "fits"]
+    assert row.startswith("v100    16.0 GB  1  -           6.30 MB  5.25 MB    10.5 MB")
     assert sentence.startswith("It fits on v100 (16.0 GB), with ")
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    words = ("--memory", "5MB", "--batch", "8", "--length", "128", "--precision", precision)
+    words = ("--memory", "2.5MB", "--batch", "8", "--length", "128", "--precision", precision)
     assert run("fits", "config.json", *words) == 0
     out = capsys.readouterr().out
     how = "" if precision == "fp32" else f", {precision}"
     assert f"million parameters in float32, batch 8{how}, adam" in out
     rows = out.splitlines()[2:-1]
-    assert [row.split()[3:5] for row in rows[:3]] == [["1", "no"], ["1", "yes"], ["2", "no"]]
+    assert [row.split()[3:5] for row in rows] == [["1", "-"], ["2", "-"], ["4", "-"], ["8", "-"], ["8", "1"]]
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
-    assert "It fits on device (5.00 MB)" in out
+    assert "It fits on device (2.50 MB) in 8 micro-batches, recomputing 1 of 2 blocks, with " in out

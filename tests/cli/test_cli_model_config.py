@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from placeto.capture.trace import capture_training
-from placeto.cli.shared.model_config import ModelOptions, can_checkpoint, checkpoint, is_config
+from placeto.cli.shared.model_config import ModelOptions, is_config
 from placeto.errors import CaptureError, UsageError
 
 pytest.importorskip("transformers")
@@ -34,21 +33,7 @@ def test_models_that_generate_give_their_loss(tmp_path: Path) -> None:
     assert type(module).__name__ == "LlamaForCausalLM"
     assert {(str(one.device), str(one.dtype)) for one in module.parameters()} == {("meta", "torch.bfloat16")}
     assert {key: tuple(value.shape) for key, value in inputs.items()} == {"input_ids": (3, 5), "labels": (3, 5)}
-    assert can_checkpoint(module)
     assert ModelOptions(model=str(tmp_path)).find().inputs["input_ids"].shape == (1, 1024)
-
-
-def test_activations_are_checkpointed_or_kept(tmp_path: Path) -> None:
-    path = written(tmp_path, model_type="llama", **SMALL)
-    _, module, inputs, loss, _ = ModelOptions(model=path, batch=3, length=5).find()
-    kept = capture_training(module, inputs, loss)
-    checkpoint(module, True)
-    again = capture_training(module, inputs, loss)
-    checkpoint(module, False)
-    assert "recomputation" in again.passes
-    assert "recomputation" not in kept.passes
-    assert capture_training(module, inputs, loss).hash == kept.hash
-    assert not can_checkpoint(torch.nn.ReLU())
 
 
 def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,8 @@ def stages_of(rank: int, size: int, count: int, schedule: str) -> list[int]:
 def test_each_rank_runs_the_stages_that_it_has(plan: str, tmp_path: Path) -> None:
     made = torchtitan(planned(GRAPH, PLANS[plan]))
     save_torchtitan(made, tmp_path / "out", 32)
-    config = SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace())
+    sections = "parallelism", "training", "activation_checkpoint"
+    config = SimpleNamespace(**{section: SimpleNamespace() for section in sections})
     assert runpy.run_path(str(tmp_path / "out" / "parallelism.py"))["placed"](config) is config
     assert ("CUDA_VISIBLE_DEVICES=1,0" in (tmp_path / "out" / "parallelism.py").read_text()) == (plan == "interleaved")
     told, replicas = config.parallelism, len(made.layers.plan.replicas)

@@ -13,7 +13,7 @@ WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
 
 
 def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
-    return fits(lambda count, _: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, batch, counts)
+    return fits(lambda count: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, batch, counts)
 
 
 def test_what_fits_as_it_is_is_asked_once() -> None:

@@ -153,21 +153,6 @@ def precision_of(module: nn.Module, precision: str) -> str:
     return " and ".join(names.get(dtype, dtype) for dtype in dtypes) if precision == "fp32" and dtypes else precision
 
 
-def can_checkpoint(module: nn.Module) -> bool:
-    """Whether a module is a model of transformers that can checkpoint the activations of its blocks."""
-    return bool(getattr(module, "supports_gradient_checkpointing", False))
-
-
-def checkpoint(module: nn.Module, on: bool) -> None:
-    """Let a model for which `can_checkpoint` is True checkpoint the activations of its blocks, or keep them."""
-    switch: Any = module
-    with warnings.catch_warnings(action="ignore"):
-        if on:
-            switch.gradient_checkpointing_enable({"use_reentrant": False})
-        elif switch.is_gradient_checkpointing:
-            switch.gradient_checkpointing_disable()
-
-
 def _file(argument: str) -> Path:
     path = Path(argument)
     return path / "config.json" if path.is_dir() else path

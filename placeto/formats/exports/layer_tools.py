@@ -44,6 +44,8 @@ def megatron(split: WholeLayers, batch: int | None = None) -> str:
         words.append(f"--pipeline-model-parallel-layout '{'|'.join(['E' + layers[0], *layers[1:]])}L'")
     words += [f"--num-layers {len(split.modules)}", f"--micro-batch-size {samples}"]
     words.append(f"--global-batch-size {samples * split.plan.num_micro_batches}")
+    if most := max(split.recomputed):
+        words.append(f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}")
     ranks = ranks_by_stage(split)
     return _script(split, ranks, f'torchrun --nproc-per-node {len(ranks)} pretrain_gpt.py "${{PLACED[@]}}"', [], words)
 

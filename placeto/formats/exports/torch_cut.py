@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from operator import attrgetter, getitem
 from types import MethodType
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.pipelining._IR import annotate_split_points, aten_pipe_sp
 from torch.export.unflatten import InterpreterModule
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.checkpoint import checkpoint
 
 _REGIONS = wrap_with_set_grad_enabled, wrap_with_autocast
 
@@ -222,3 +224,10 @@ def compiled(stage: nn.Module, device: torch.device) -> None:
         elif isinstance(module, InterpreterModule):
             forward = type(GraphModule(module, module.graph)).forward
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+
+
+def recomputing(stage: nn.Module, modules: list[str]) -> None:
+    """Let those of the modules that are in a stage keep their inputs alone, and compute all else again when needed."""
+    for path, module in stage.named_modules():
+        if path.removeprefix("model.") in modules:
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)

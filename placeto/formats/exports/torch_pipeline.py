@@ -147,6 +147,7 @@ def save_torch_pipeline(
         "loss": loss,
         "micro_batches": plan.num_micro_batches,
         "split_points": [list(split) for split in made.splits],
+        "recomputed": list(plan.recomputed),
         "module_fqns_per_model_part": [list(modules) for modules in made.modules],
         "devices": [names[device] for device in used],
         "replicas": replicas,

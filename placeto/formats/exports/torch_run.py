@@ -32,7 +32,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.formats.exports.torch_cut import compiled, stages_of, taken_by
+from placeto.formats.exports.torch_cut import compiled, recomputing, stages_of, taken_by
 
 HERE = Path(__file__).parent
 
@@ -245,6 +245,7 @@ def main() -> None:
         # torch 2.13 sends a first tensor to neighbouring stages, even if they are on the rank itself, which gloo can't
         stage._get_init_p2p_neighbors_ops = partial(between_ranks, stage._get_init_p2p_neighbors_ops, stage.group_rank)
         compiled(stage.submod, device)
+        recomputing(stage.submod, plan["recomputed"])
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]

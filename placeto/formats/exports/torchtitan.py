@@ -2,8 +2,9 @@
 
 parallelism.py sets fields of torchtitan's configuration: the modules of each stage (``module_fqns_per_model_part``),
 the numbers of pipeline ranks and replicas, and schedule.csv (``pipeline_parallel_schedule_csv``), which all replicas
-run. torchtitan needs whole layers. Its stage s is on pipeline rank s mod P; or, with two stages a rank, the second
-stages go over the ranks in the opposite order.
+run. torchtitan needs whole layers. If the plan recomputes some of them, torchtitan recomputes all
+(``activation_checkpoint.mode``). Its stage s is on pipeline rank s mod P; or, with two stages a rank, the second stages
+go over the ranks in the opposite order.
 
 Legend: S stages, R replicas, P pipeline ranks.
 """
@@ -38,11 +39,13 @@ PARALLELISM = {{
 {modules}    ],
 }}
 TRAINING = {{"local_batch_size": {local}, "global_batch_size": {samples_of_step}}}
+ACTIVATION_CHECKPOINT = {recomputed}
 
 
 def placed(config: Any) -> Any:
     """The configuration, with the placement's stages."""
-    for section, settings in ((config.parallelism, PARALLELISM), (config.training, TRAINING)):
+    sections = config.parallelism, config.training, config.activation_checkpoint
+    for section, settings in zip(sections, (PARALLELISM, TRAINING, ACTIVATION_CHECKPOINT)):
         for name, value in settings.items():
             setattr(section, name, value)
     return config
@@ -116,6 +119,7 @@ def save_torchtitan(pipeline: TorchTitan, folder: Path, batch: int | None = None
         replicas=len(plan.replicas),
         schedule="ZBVZeroBubble" if plan.goes_back else "PipelineScheduleMulti",
         samples=samples,
+        recomputed='{"mode": "full"}' if plan.recomputed else "{}",
         modules="".join(f"        {list(part)!r},\n" for part in pipeline.modules),
         local=samples * plan.num_micro_batches // len(plan.replicas),
         samples_of_step=samples * plan.num_micro_batches,

@@ -39,6 +39,21 @@ class WholeLayers:
         return tuple(end - first for first, end in self.stages)
 
     @property
+    def recomputed(self) -> tuple[int, ...]:
+        """(S,) the number of blocks that each stage recomputes."""
+        chosen = {*self.plan.recomputed}
+        return tuple(len(chosen.intersection(self.modules[first:end])) for first, end in self.stages)
+
+    def recomputes_as(self, tool: str) -> bool:
+        """Whether a tool that trains can recompute the blocks of the plan, and no others.
+
+        torchtitan recomputes all blocks or none, Megatron-LM the first blocks of each stage, equally many in each.
+        """
+        most = max(self.recomputed) if tool == "megatron" else len(self.modules) if self.plan.recomputed else 0
+        first = {path for begin, end in self.stages for path in self.modules[begin:end][:most]}
+        return first == {*self.plan.recomputed}
+
+    @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """(R, P) the devices of each replica, in the order of their first stages."""
         return tuple(tuple(dict.fromkeys(row)) for row in self.plan.replicas)

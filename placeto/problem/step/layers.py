@@ -103,7 +103,9 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)
     one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    members, made = set(one), _bytes_made(graph, np.isin(np.arange(len(graph.output_bytes)), graph.edge_tensor))
+    members, is_member = set(one), np.isin(np.arange(graph.num_ops), one)
+    passed_on = graph.edge_tensor[is_member[graph.edge_src] & is_member[graph.edge_dst]]
+    made = _bytes_made(graph, np.isin(np.arange(len(graph.output_bytes)), passed_on))
     crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
     for op in one:
         last = max([where[c] for c in consumers[op] if c in members], default=0)

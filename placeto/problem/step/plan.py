@@ -25,6 +25,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
+from placeto.problem.step.recomputation import recomputed
 
 Stages = tuple[tuple[int, ...], ...]
 """(P, R) the devices of each stage; stages may have different numbers of them."""
@@ -64,6 +65,7 @@ class Plan:
     whole: bool = False  # whether the layers keep modules whole that are called more than once
     chunks: tuple[tuple[Chunk, ...], ...] = ()  # (D,) the order of each device; () = a static order of ops decides
     sharding: tuple[int, ...] = ()  # (P,) one of `SHARDED` for each stage; () = nothing is sharded
+    recomputed: tuple[str, ...] = ()  # paths of the modules whose activations are computed again, in program order
 
     def __post_init__(self) -> None:
         stages = len(self.devices)
@@ -84,6 +86,8 @@ class Plan:
                 raise PlanError(f"the replicas of stage {stage} must take each of the {count} micro-batches once")
         if self.sharding and (len(self.sharding) != stages or set(self.sharding) - set(SHARDED)):
             raise PlanError(f"sharding needs one of 0, 1, 2, 3 for each of {stages} stages, not {self.sharding}")
+        if len(set(self.recomputed)) < len(self.recomputed):
+            raise PlanError(f"a plan recomputes each module once, not as in {', '.join(self.recomputed)}")
         ran = Counter((device, *chunk) for device, own in enumerate(self.chunks) for chunk in own)
         for device, stage, kind, micro_batch in ran:
             known = stage in range(stages) and kind in CHUNKS and micro_batch in range(count)
@@ -181,6 +185,15 @@ class Plan:
         """
         blocks = self.layers(problem).blocks
         return self.recut(blocks.rounded(self.borders)) if blocks.modules else self
+
+    def step(self, problem: PlacementProblem) -> PlacementProblem:
+        """The problem of the step with the modules that the plan recomputes.
+
+        Raises:
+            PlanError: the step lacks one of these modules.
+        """
+        graph = recomputed(problem.graph, self.recomputed)
+        return problem if graph is problem.graph else replace(problem, graph=graph)
 
     def layers(self, problem: PlacementProblem) -> Layers:
         """The layers of the step that the plan cuts.

@@ -48,6 +48,8 @@ class PlanRecord(Record, total=False):
     """Device name -> its chunks, in the order in which it runs them. `1F2` is the forward pass of stage 1 for
     micro-batch 2. `B` is a backward pass, `I` its part for inputs and `W` its part for weights. Default: the order of
     ops decides"""
+    recomputed: list[Text]
+    """Paths of the modules whose activations aren't kept, but computed again for the backward pass. Default: none"""
 
 
 def plan_document(plan: Plan, cluster: Cluster) -> PlanRecord:
@@ -61,6 +63,8 @@ def plan_document(plan: Plan, cluster: Cluster) -> PlanRecord:
     document: Any = {"layers": plan.num_layers, "stages": stages}
     if plan.whole:
         document["whole_modules"] = True
+    if plan.recomputed:
+        document["recomputed"] = list(plan.recomputed)
     if plan.chunks:
         ran = zip(names, plan.chunks, strict=True)
         document["chunks"] = {name: ["{}{}{}".format(*chunk) for chunk in chunks] for name, chunks in ran if chunks}
@@ -101,6 +105,7 @@ def plan_of(record: PlanRecord, cluster: Cluster, error: type[ValueError]) -> Pl
             record.get("whole_modules", False),
             tuple(chunks.get(device, ()) for device in range(len(index))) if chunks else (),
             sharding if any(sharding) else (),
+            tuple(record.get("recomputed", ())),
         )
     except PlanError as problem:
         raise error(f"plan: {problem}") from None

@@ -3,9 +3,10 @@
 torch runs whole chunks of a stage and a micro-batch. F is the forward pass. I computes the gradients that the stage
 before waits for, and W those of weights; B does both at once. A device's list of ops becomes an order of chunks: F and
 W stand where the list begins them, I where the list has computed the last gradient that is sent. The first stage has B
-in place of I and W, since no stage waits for its gradients. A stage without trained weights has B in place of I, or a B
-without ops, since torch needs a backward chunk of each stage. The orders of all devices are parts of one order of all
-chunks, in which each chunk comes after those that it needs, so that no device waits for ever.
+in place of I and W, since no stage waits for its gradients. So has a stage that recomputes blocks. A stage without
+trained weights has B in place of I, or a B without ops, since torch needs a backward chunk of each stage. The orders of
+all devices are parts of one order of all chunks, in which each chunk comes after those that it needs, so that no device
+waits for ever.
 
 The stages are those of `torch.distributed.pipelining` (torch 2.13), which cuts a model before or after a call of a
 module: `placeto.problem.step.borders` says where that is possible.
@@ -29,6 +30,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.borders import never_cut
 from placeto.problem.step.forward_pass import before_loss
 from placeto.problem.step.plan import NO_PLAN, Chunk, Plan
+from placeto.problem.step.recomputation import RECOMPUTATION
 from placeto.simulator.schedule import Schedule, simulate
 
 
@@ -111,7 +113,8 @@ def _alike(lists: list[list[Chunk]], plan: Plan) -> list[list[Chunk]]:
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Return the kind of each op's chunk (N,), and (N,) bool, the ops that make the last gradients to be sent.
 
-    A kind is F, I, W or B, or "" for an op in no chunk. Of the gradients that the stage before waits for, the last ones
+    A kind is F, I, W or B, or "" for an op in no chunk. A stage that recomputes blocks has B in place of I and W: torch
+    would recompute them for each of the two. Of the gradients that the stage before waits for, the last ones
     are those on which no other of them in the same stage depends.
     """
     graph = schedule.problem.graph
@@ -126,7 +129,8 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     for src, dst in edges:
         sent[src] &= not (needed[dst] and number[dst] == number[src])
     chunk = list(zip(number, graph.micro_batches.tolist(), strict=True))
-    flows = {chunk[op] for op, is_needed in enumerate(needed) if is_needed}
+    recomputing = {number[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
+    flows = {chunk[op] for op, is_needed in enumerate(needed) if is_needed and number[op] not in recomputing}
     kind = [""] * len(stage)
     for op in np.flatnonzero(stage >= 0).tolist():
         kind[op] = "F" if not backward[op] else "B" if chunk[op] not in flows else "I" if needed[op] else "W"

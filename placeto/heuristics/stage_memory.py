@@ -1,0 +1,207 @@
+"""Stages that fit into memory: where each begins and which blocks it recomputes, chosen together.
+
+A stage holds the tensors that the backward pass reads, of as many micro-batches as there are stages from it to the end
+of the pipeline, as in the order 1F1B (Narayanan et al., SOSP 2019). So the early stages recompute blocks, and get fewer
+of them. Within a stage the first blocks are recomputed, since what they keep is held the longest.
+
+Legend: B blocks, C cuts, L layers, D devices, P stages, R replicas of a stage, M micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from placeto.heuristics.plan_chunks import LayerCosts, chunk_problem, layer_costs, scheduled
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.forward_pass import before_loss, in_first
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan, Stages
+from placeto.problem.step.recomputation import block_of, recomputable, recomputed
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCosts:
+    """What it costs to keep the activations of each block, and what it costs to recompute them."""
+
+    paths: tuple[str, ...]  # (B,) the blocks, in program order
+    block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
+    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
+    keep: LayerCosts  # if no block is recomputed
+    again: LayerCosts  # if all are
+
+    @cached_property
+    def saved(self) -> np.ndarray:
+        """(B,) int64, bytes that recomputing each block saves in each micro-batch."""
+        return self._of_blocks(self.keep.kept - self.again.kept).astype(np.int64)
+
+    @cached_property
+    def us(self) -> np.ndarray:
+        """(B, D) microseconds that recomputing each block takes in each micro-batch."""
+        more = (self.again.busy_us - self.keep.busy_us).sum(axis=0)
+        return np.stack([self._of_blocks(column) for column in more.T], axis=1)
+
+    def of(self, paths: Sequence[str]) -> LayerCosts:
+        """The costs of layers if these blocks are recomputed."""
+        chosen = np.isin(self.block, [self.paths.index(path) for path in paths])
+        busy = np.where(chosen[None, :, None], self.again.busy_us, self.keep.busy_us)
+        return replace(self.keep, busy_us=busy, kept=np.where(chosen, self.again.kept, self.keep.kept))
+
+    def within(self, first: int, end: int) -> list[int]:
+        """The blocks whose layers all lie between two cuts."""
+        return [number for number in dict.fromkeys(self.block[first:end].tolist()) if number >= 0]
+
+    def in_stages(self, plan: Plan) -> Plan | None:
+        """The plan with each border moved to the nearest cut; None if two would be at the same cut."""
+        if not len(self.cuts):
+            return plan if not plan.borders else None
+        near = [int(self.cuts[np.abs(self.cuts - border).argmin()]) for border in plan.borders]
+        return plan.recut(near) if len({*near}) == len(near) else None
+
+    def _of_blocks(self, of_layer: np.ndarray) -> np.ndarray:
+        inside = self.block >= 0
+        return np.bincount(self.block[inside], of_layer[inside], len(self.paths))
+
+
+@lru_cache(maxsize=16)
+def block_costs(problem: PlacementProblem) -> BlockCosts | None:
+    """Return the costs of a step's blocks; None if it has none that can be recomputed; cached."""
+    graph = problem.graph
+    if not (paths := recomputable(graph)):
+        return None
+    cut, again = layers(problem, False), replace(problem, graph=recomputed(graph, paths))
+    if len(layers(again, False)) != len(cut):
+        return None
+    block, program = np.full(len(cut), -1), before_loss(graph) & in_first(graph) & (problem.busy_us.max(axis=1) > 0.0)
+    number, of_op = cut.number[program], block_of(graph, paths)[program]
+    cuttable = np.ones(len(cut), bool)
+    for place in range(len(paths)):
+        own = number[of_op == place]
+        if len(own):
+            block[own.min() : own.max() + 1] = place
+            cuttable[own.min() + 1 : own.max() + 1] = False
+    cuts = np.flatnonzero(cuttable[1:]) + 1
+    return BlockCosts(paths, block, cuts, layer_costs(problem, False), layer_costs(again, False))
+
+
+def in_flight(stage: int, stages: int, replicas: int, count: int) -> int:
+    """How many of M micro-batches each replica of a stage holds at the same time in the order 1F1B."""
+    return min(math.ceil(count / replicas), stages - stage)
+
+
+def fitting_stages(
+    problem: PlacementProblem, costs: BlockCosts, devices: Stages, room: float = 1.0
+) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
+    """Return the borders and the recomputed blocks for which the slowest stage is fastest; None if no stages fit.
+
+    Args:
+        problem: the problem of the step.
+        costs: of its blocks.
+        devices: (P, R) of each stage.
+        room: the share of each device's memory that is taken.
+    """
+    return _Program(problem, costs, devices, room).stages()
+
+
+class _Program:
+    """A dynamic program over stages and cuts; each replica of a stage has all of its parameters."""
+
+    def __init__(self, problem: PlacementProblem, costs: BlockCosts, devices: Stages, room: float) -> None:
+        self.costs, self.devices, self.count = costs, devices, problem.graph.num_micro_batches
+        self.ends = [0, *costs.cuts.tolist(), len(costs.block)]
+        self.room = room * problem.cluster.memory
+        self.busy = self._sums(costs.keep.busy_us.sum(axis=0))
+        self.kept, self.resident = self._sums(costs.keep.kept), self._sums(costs.keep.resident)
+        self.crossing = np.append(np.append(0, layers(problem, False).crossing + costs.keep.back), 0)
+
+    @staticmethod
+    def _sums(of_layer: np.ndarray) -> np.ndarray:
+        """The sums of the first layers, from none to all of them."""
+        return np.concatenate([np.zeros((1, *of_layer.shape[1:])), of_layer.cumsum(axis=0)])
+
+    def stages(self) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
+        """Return borders and recomputed blocks."""
+        last, stages = len(self.ends) - 1, len(self.devices)
+        best: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {0: (0.0, (), ())}
+        for stage in range(stages):
+            found: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
+            for begin, (slowest, borders, blocks) in best.items():
+                for end in range(begin + 1, last + 1) if stage < stages - 1 else (last,):
+                    if begin < end and (made := self._stage(stage, self.ends[begin], self.ends[end])) is not None:
+                        us = max(slowest, made[0])
+                        if end not in found or us < found[end][0]:
+                            found[end] = us, (*borders, self.ends[begin]), (*blocks, *made[1])
+            best = found
+        if last not in best:
+            return None
+        _, borders, blocks = best[last]
+        return borders[1:], tuple(self.costs.paths[block] for block in blocks)
+
+    def _stage(self, stage: int, first: int, end: int) -> tuple[float, list[int]] | None:
+        """Return a stage's microseconds for a micro-batch, and the blocks it recomputes; None if it lacks memory."""
+        replicas, costs = self.devices[stage], self.costs
+        held = in_flight(stage, len(self.devices), len(replicas), self.count)
+        buffers = math.ceil(self.count / len(replicas)) * (self.crossing[first] + self.crossing[end])
+        room = min(self.room[device] for device in replicas) - (self.resident[end] - self.resident[first]) - buffers
+        need, chosen = held * (self.kept[end] - self.kept[first]), list[int]()
+        us, largest = (self.busy[end] - self.busy[first])[list(replicas)], 0
+        for block in costs.within(first, end):
+            if need + largest <= room:
+                break
+            chosen.append(block)
+            need -= held * costs.saved[block]
+            largest = max(largest, int(costs.saved[block]))
+            us = us + costs.us[block][list(replicas)]
+        return None if need + largest > room else (float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum()), chosen)
+
+
+def fitted_by_chunks(
+    problem: PlacementProblem, costs: BlockCosts, plan: Plan, orders: Sequence[str]
+) -> tuple[float, Plan] | None:
+    """Let a plan recompute further blocks until its chunks fit; return their makespan in us, and the plan.
+
+    Returns None if they don't fit even if all blocks of the fullest devices are recomputed.
+
+    Args:
+        problem: the problem of the step.
+        costs: of its blocks.
+        plan: a plan whose stages begin at cuts.
+        orders: static orders; the best of them counts.
+    """
+    while True:
+        chosen = {costs.paths.index(path) for path in plan.recomputed}
+        stages = [costs.within(*ends) for ends in pairwise((0, *plan.borders, plan.num_layers))]
+        again = [max((int(costs.saved[block]) for block in blocks if block in chosen), default=0) for blocks in stages]
+        us, ran = scheduled(*chunk_problem(problem, plan, costs.of(plan.recomputed), again), orders)
+        lacking = ran.peak_memory - problem.cluster.memory
+        if (lacking <= 0).all():
+            return us, plan
+        more = with_more_blocks(costs, plan, lacking)
+        if more == plan:
+            return None
+        plan = more
+
+
+def with_more_blocks(costs: BlockCosts, plan: Plan, lacking: np.ndarray) -> Plan:
+    """Return the plan in which devices that lack bytes (D,) recompute about as many further blocks as they need.
+
+    It is the same plan if a device has no further block.
+    """
+    chosen, stages = set(plan.recomputed), len(plan.devices)
+    for device in np.flatnonzero(lacking > 0).tolist():
+        bytes_, before = int(lacking[device]), len(chosen)
+        for stage, ends in enumerate(pairwise((0, *plan.borders, plan.num_layers))):
+            if device in plan.devices[stage]:
+                held = in_flight(stage, stages, len(plan.devices[stage]), plan.num_micro_batches)
+                for block in costs.within(*ends):
+                    if bytes_ > 0 and costs.paths[block] not in chosen:
+                        chosen.add(costs.paths[block])
+                        bytes_ -= held * int(costs.saved[block])
+        if len(chosen) == before:
+            return plan
+    return replace(plan, recomputed=tuple(path for path in costs.paths if path in chosen))

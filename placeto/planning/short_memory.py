@@ -1,0 +1,164 @@
+"""Ways to run a step where memory is short: blocks are recomputed, as few as possible, and stages begin elsewhere.
+
+Legend: D devices, M micro-batches, P stages, R replicas of a stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
+
+from placeto.heuristics.order_choice import orders_to_try
+from placeto.heuristics.plans import FIRST_ORDERS, all_plans, make_plan, parts_to_plan
+from placeto.heuristics.rules import device_speeds
+from placeto.heuristics.stage_memory import BlockCosts, block_costs, fitted_by_chunks, fitting_stages, with_more_blocks
+from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, kind_of
+from placeto.planning.single_ways import in_order, one_device, replicas_of
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Plan, Stages, Tool
+from placeto.problem.step.recomputation import recomputable
+
+_TRIED = 4
+"""Number of pipelines of each kind whose ops are simulated."""
+_REPAIRS = 6
+"""How often the blocks of a pipeline are chosen anew, by what its ops have needed."""
+_SURE = 0.95
+"""A pipeline's ops take at least this share of the time of its chunks."""
+
+Way = Callable[[], PlannedStep | None]
+
+
+def ways_that_fit(
+    problems: Mapping[int, PlacementProblem],
+    found: Iterable[PlannedStep],
+    batch: int,
+    runnable_by: Tool | None,
+    keep: Mapping[int, Callable[[Plan], bool]],
+) -> list[PlannedStep]:
+    """Return ways that fit since they recompute blocks; those that can't be the best of their kind are left out.
+
+    Args:
+        problems: the step, by its number of micro-batches.
+        found: the ways without recomputation; those that don't fit are tried again.
+        batch: number of samples of a step.
+        runnable_by: the tool that is to run the ways; None = any.
+        keep: by number of micro-batches: whether a plan counts.
+    """
+    steps = [*found]
+    best, ways = dict[Kind, float](), list[PlannedStep]()
+    tried = [
+        (step.step_us, step.kind, way) for step in steps if not step.fits and (way := _fewest(problems, step, batch))
+    ]
+    ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
+    for kind in PIPELINES:
+        for us, problem, plan in [each for each in ranked if kind_of(each[2]) == kind][:_TRIED]:
+            tried.append((_SURE * us, kind, partial(_repaired, problem, plan, batch, runnable_by)))
+    for step in (step for step in steps if step.fits):
+        best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
+    for least_us, kind, make in sorted(tried, key=itemgetter(0)):
+        if least_us < best.get(kind, math.inf) and (made := make()) is not None and made.fits:
+            ways.append(made)
+            best[kind] = min(made.step_us, best.get(kind, math.inf))
+    return ways
+
+
+def _fewest(problems: Mapping[int, PlacementProblem], step: PlannedStep, batch: int) -> Way | None:
+    """Return what makes the same way with the fewest recomputed blocks with which it fits; None if it has no blocks.
+
+    Only one device and replicas are tried: their blocks are recomputed in the order of the program.
+    """
+    plan, problem = step.plan, problems[step.micro_batches]
+    if plan is None or len(plan.devices) > 1:
+        return None
+    paths = recomputable(problem.graph)
+
+    def way(blocks: tuple[str, ...]) -> PlannedStep:
+        if step.kind == Kind.ONE:
+            return one_device(problem, step.fullest, batch, blocks)
+        return replicas_of(problem, replace(plan, recomputed=blocks), batch)
+
+    return partial(fewest_blocks, way, paths) if paths else None
+
+
+def fewest_blocks(way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[str, ...]) -> PlannedStep:
+    """Return the way with the fewest recomputed blocks that fits; with all of them if none fits.
+
+    Args:
+        way: makes a way that recomputes some blocks; it doesn't fit without.
+        paths: the blocks, in the order in which they are chosen.
+    """
+    best, low, high = way(paths), 0, len(paths)  # it doesn't fit with `low`, and fits with `high`
+    while best.fits and high - low > 1:
+        middle = (low + high) // 2
+        if (made := way(paths[:middle])).fits:
+            best, high = made, middle
+        else:
+            low = middle
+    return best
+
+
+def _pipelines(
+    problem: PlacementProblem, keep: Mapping[int, Callable[[Plan], bool]]
+) -> Iterator[tuple[float, PlacementProblem, Plan]]:
+    """Yield pipelines whose chunks fit: their makespan in microseconds, the problem, the plan."""
+    count = problem.graph.num_micro_batches
+    if count == 1 or (costs := block_costs(problem)) is None:
+        return
+    orders = [*(name for name in FIRST_ORDERS if name in orders_to_try(problem)), "1f1b"]
+    seen = set[Plan]()
+    for plan in _candidates(problem, costs):
+        if plan not in seen and keep[count](plan):
+            seen.add(plan)
+            if (fitted := fitted_by_chunks(problem, costs, plan, orders)) is not None:
+                yield fitted[0], problem, fitted[1]
+
+
+def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
+    """Yield pipelines whose stages begin at cuts: those that are made to fit, and interleaved ones."""
+    for devices in _device_orders(problem):
+        for stages in _stages(devices, len(costs.cuts) + 1):
+            if len(stages[0]) <= problem.graph.num_micro_batches:
+                for room in (1.0, 0.9):
+                    if (made := fitting_stages(problem, costs, stages, room)) is not None:
+                        yield replace(make_plan(problem, stages, made[0]), recomputed=made[1])
+        for plan in all_plans(problem, devices):
+            if plan.interleaved and not plan.whole and (moved := costs.in_stages(plan)) is not None:
+                yield moved
+
+
+def _device_orders(problem: PlacementProblem) -> list[tuple[int, ...]]:
+    """The parts of the cluster, and all devices with the slowest first: early stages hold more micro-batches."""
+    slow_first = tuple(np.argsort(device_speeds(problem), kind="stable").tolist())
+    return [*dict.fromkeys([*parts_to_plan(problem), slow_first])]
+
+
+def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
+    """Yield the stages of pipelines with equally many devices: neighbours are replicas, or stages of one replica."""
+    array = np.array(devices)
+    for stages in range(2, min(len(devices), most) + 1):
+        if len(devices) % stages == 0:
+            replicas = len(devices) // stages
+            for grid in (array.reshape(stages, replicas), array.reshape(replicas, stages).T)[: min(replicas, 2)]:
+                yield tuple(tuple(row) for row in grid.tolist())
+
+
+def _repaired(problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None) -> PlannedStep | None:
+    """Return a pipeline with as many recomputed blocks as its ops need to fit; None if they never do."""
+    costs = block_costs(problem)
+    assert costs is not None
+    for _ in range(_REPAIRS):
+        if not (made := in_order(problem, plan, batch, runnable_by, lambda moved: False)):
+            return None
+        (step,) = made
+        if step.fits:
+            return step
+        more = with_more_blocks(costs, plan, step.schedule.peak_memory - problem.cluster.memory)
+        if more == plan:
+            return None
+        plan = more
+    return None

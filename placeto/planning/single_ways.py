@@ -1,0 +1,167 @@
+"""Single ways to run a step: one device, whole modules, replicas, and plans in the best order of their ops.
+
+The same simulator runs all of them, over the same links. A plan may recompute blocks: its step is then another graph.
+
+Legend: D devices, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from placeto.errors import PlanError
+from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import make_plan, move_borders
+from placeto.heuristics.rules import device_speeds
+from placeto.planning.planned_steps import PlannedStep
+from placeto.planning.runnable import as_run
+from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan, Tool, dealt
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
+from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.tool_steps.module_step import in_whole_modules
+from placeto.simulator.tool_steps.replica_step import replicated
+
+
+def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple[str, ...] = ()) -> PlannedStep:
+    """Return the way in which one device runs all micro-batches, and recomputes `blocks`."""
+    plan = replace(make_plan(problem, ((device,),), ()), recomputed=blocks)
+    problem = plan.step(problem)
+    result = _alone(simulate(problem, np.full(problem.num_ops, device), plan=plan))
+    return planned(plan, result, batch, result)
+
+
+def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+    """Return the ways with whole blocks on devices: on all devices but CPUs, on half of them, and so on.
+
+    The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
+    """
+    devices, found = problem.cluster.devices, []
+    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
+    for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
+        if count > len(layers(problem, False)):
+            continue
+        plan = make_plan(problem, tuple((device,) for device in order[:count]))
+        stage = plan.layers(problem).stage(plan.borders)
+        try:
+            mapped = in_whole_modules(simulate(problem, np.array(order)[stage])).in_order
+        except PlanError:  # the graph has no modules
+            return []
+        if len(np.unique(mapped.placement)) == count:
+            result = _alone(mapped)
+            found.append(planned(None, result, batch, result, "accelerate"))
+    return found
+
+
+def in_order(
+    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
+) -> list[PlannedStep]:
+    """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't.
+
+    Args:
+        problem: the problem of the step, without what the plan recomputes.
+        plan: the plan.
+        batch: number of samples of a step.
+        runnable_by: the tool; None = any.
+        keep: whether a plan with moved borders counts.
+    """
+    problem = plan.step(problem)
+    groups = group_ops(problem)
+    result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
+    if len(plan.devices) == 1:
+        return replicas(problem, plan, result, batch)
+    if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
+        placed, run = made
+        return [planned(placed.plan, run, batch, placed, runnable_by)]
+    return []
+
+
+def _in_best_order(
+    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
+) -> PlacementResult:
+    """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
+    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
+    evaluator.score_plan(plan, placement)
+    choose_order(evaluator, orders)
+    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), keep)
+    if moved != plan:
+        choose_order(evaluator, orders)
+    for each in dict.fromkeys((plan, moved)) if orders else ():
+        try_bounded_orders(evaluator, each.placement(problem))
+    return evaluator.result()
+
+
+def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
+    """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
+    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), 1)))
+    found = [_with_all(plan, run, placed, batch), _with_all(replace(plan, sharding=(1,)), run, placed, batch)]
+    if plan.num_micro_batches % len(plan.used) == 0:
+        found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
+    return found
+
+
+def sharded(
+    problem: PlacementProblem, devices: tuple[int, ...], stage: int, batch: int, blocks: tuple[str, ...] = ()
+) -> PlannedStep:
+    """Return the way in which replicas share out their parameters, in stage 2 or 3 of ZeRO, and recompute `blocks`.
+
+    The replicas take turns.
+    """
+    taken = dealt(problem.graph.num_micro_batches, np.ones(len(devices)))
+    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), sharding=(stage,), recomputed=blocks)
+    return replicas_of(problem, plan, batch)
+
+
+def replicas_of(problem: PlacementProblem, plan: Plan, batch: int) -> PlannedStep:
+    """Return the way in which frameworks run the replicas of a plan, in its stage of ZeRO.
+
+    Args:
+        problem: the problem of the step, without what the plan recomputes.
+        plan: a plan with one stage.
+        batch: number of samples of a step.
+    """
+    problem, stage = plan.step(problem), max(plan.sharding, default=0)
+    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1))))
+    if stage > 1:
+        return planned(plan, run, batch, None)
+    return _with_all(plan, run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
+
+
+def _with_all(plan: Plan, run: PlacementResult, placed: PlacementResult, batch: int) -> PlannedStep:
+    """Return replicas with the memory that frameworks use where each has all weights and gradients.
+
+    Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
+    to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
+    """
+    schedule, graph, memory = run.schedule(), placed.problem.graph, run.problem.cluster.memory
+    used = np.unique(schedule.placement).tolist()
+    weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
+    state = int(placed.problem.resident_bytes.sum()) - weights - trained
+    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
+    at = CATEGORIES.index("activations")
+    most = {device: int(memory_by_category(schedule, device)[1][:, at].max()) for device in used}
+    held = {device: whole | {"activations": most[device], "received": 0} for device in used}
+    fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
+    return PlannedStep(plan, run, placed, batch, fullest, held[fullest])
+
+
+def _alone(schedule: Schedule) -> PlacementResult:
+    """Return a schedule as the result of one simulation."""
+    makespan, fits = schedule.makespan_us, schedule.fits
+    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem, plan=schedule.plan)
+
+
+def planned(
+    plan: Plan | None, result: PlacementResult, batch: int, placement: PlacementResult | None, tool: str | None = None
+) -> PlannedStep:
+    """Return a result as a way to run the step, with the memory of its fullest device."""
+    schedule, memory = result.schedule(), result.problem.cluster.memory
+    used = np.unique(schedule.placement)
+    fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
+    return PlannedStep(plan, result, placement, batch, fullest, peak_by_category(schedule, fullest), tool)

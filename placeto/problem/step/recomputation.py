@@ -1,0 +1,221 @@
+"""Recomputation: blocks of a model whose activations aren't kept, but computed again for the backward pass.
+
+Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174. The graph is the one of a model
+whose blocks are called through ``torch.utils.checkpoint``: a block keeps its inputs alone. Once its backward pass needs
+the first tensor of the forward pass, it computes all those again that this pass reads.
+
+Legend: N ops, B blocks, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from placeto.errors import PlanError
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.label_values import BACKWARD_PASSES, TENSORS
+from placeto.problem.graph.memory_fields import NOT_HELD
+from placeto.problem.graph.module_paths import around, unit_of
+from placeto.problem.graph.op_columns import taken
+from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans
+
+RECOMPUTATION = "recomputation"
+
+
+@lru_cache(maxsize=16)
+def recomputed(graph: ComputationGraph, blocks: tuple[str, ...]) -> ComputationGraph:
+    """Return the graph of a training step in which some blocks are recomputed in all micro-batches; cached.
+
+    The copies of a block's ops stand before the first op of its backward pass that reads a tensor of the forward pass,
+    and wait for the gradient that this op reads.
+
+    Args:
+        graph: a captured training step, which says to which pass its ops belong.
+        blocks: paths of modules, none inside another.
+
+    Raises:
+        PlanError: the graph has no backward pass, or no op of one of the blocks.
+    """
+    return _Recomputed(graph, blocks).graph() if blocks else graph
+
+
+class _Recomputed:
+    """The graph with recomputed blocks in the making."""
+
+    def __init__(self, graph: ComputationGraph, blocks: Sequence[str]) -> None:
+        self.one, self.block = graph, block_of(graph, blocks)
+        self.backward = np.array([part in BACKWARD_PASSES for part in graph.passes])
+        if not self.backward.any():
+            raise PlanError(f"{graph.name} says of no op that it is backward: capture it as a training step")
+        self.forward = in_forward(graph) & ~self.backward
+        for number, path in enumerate(blocks):
+            if not (self.forward & (self.block == number)).any():
+                raise PlanError(f"{graph.name} computes nothing in {path!r}, which is to be recomputed")
+        self.copies = list[tuple[int, int]]()  # op, and micro-batch of its copy
+        self.before = list[int]()  # of each copy: the op before which it stands
+        self.copy = dict[tuple[int, int], int]()  # op and micro-batch -> number of its copy, from N on
+        self.redirected = dict[int, tuple[int, int]]()  # edge -> the copy that it comes from
+        self.awaited = dict[int, int]()  # copy -> the op that it waits for
+        self.inputs = dict[int, int]()  # tensor that a block keeps -> the last op of its backward pass that needs it
+        for number in range(len(blocks)):
+            self._recompute(number)
+
+    def _recompute(self, block: int) -> None:
+        """Note the copies of a block's ops, for each micro-batch."""
+        graph, saved = self.one, dict[int, list[int]]()
+        within, src, dst = self.block == block, graph.edge_src, graph.edge_dst
+        for edge in np.flatnonzero(self.forward[src] & within[src] & self.backward[dst] & within[dst]).tolist():
+            saved.setdefault(int(graph.micro_batches[dst[edge]]), []).append(edge)
+        kept = np.array([kind in TENSORS for kind in graph.op_types]) | self.forward
+        reading = np.flatnonzero(kept[src] & self.backward[dst] & within[dst])
+        for micro_batch, edges in saved.items():
+            begin = int(dst[reading[graph.micro_batches[dst[reading]] == micro_batch]].min())
+            last = int(dst[edges].max())
+            needed, pending = set[int](), [int(src[edge]) for edge in edges]
+            while pending:
+                if (op := pending.pop()) not in needed:
+                    needed.add(op)
+                    pending += [source for source in graph.reads[op] if self.forward[source] and within[source]]
+            for op in sorted(needed):
+                self.copy[op, micro_batch] = graph.num_ops + len(self.copies)
+                self.copies.append((op, micro_batch))
+                self.before.append(begin)
+                for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
+                    if not within[src[edge]]:
+                        tensor = int(graph.edge_tensor[edge])
+                        self.inputs[tensor] = max(last, self.inputs.get(tensor, last))
+                if not needed.intersection(graph.reads[op]):
+                    self.awaited[self.copy[op, micro_batch]] = self._gradient(begin, micro_batch)
+            self.redirected |= {edge: (int(src[edge]), micro_batch) for edge in edges}
+
+    def _gradient(self, op: int, micro_batch: int) -> int:
+        """The op that makes the last gradient which an op reads; the end of the forward pass if it reads none."""
+        graph = self.one
+        edges = np.arange(graph.input_ptr[op], graph.input_ptr[op + 1])
+        signal = graph.output_bytes[graph.edge_tensor[edges]] == 0
+        sources = graph.edge_src[edges[self.backward[graph.edge_src[edges]] | signal]]
+        if not len(sources):
+            sources = np.flatnonzero(self.forward & (graph.micro_batches == micro_batch))
+        return int(sources.max())
+
+    def graph(self) -> ComputationGraph:
+        """Return the graph."""
+        one, size = self.one, self.one.num_ops
+        origin = np.append(np.arange(size), [op for op, _ in self.copies]).astype(np.int64)
+        order = np.lexsort((origin, np.arange(len(origin)) < size, np.append(np.arange(size), self.before)))
+        place = np.argsort(order)  # of each op, and of each copy
+        nothing = {"pass": RECOMPUTATION, "param_bytes": 0, "trained_bytes": 0, "state_bytes": 0, "reads": ()}
+        given: dict[int, dict[str, Any]] = {
+            int(place[copy]): {**nothing, "micro_batch": micro_batch} for (_, micro_batch), copy in self.copy.items()
+        }
+        signals = dict.fromkeys(self.awaited.values())
+        columns, source = taken(one, origin[order], given, place[list(signals)].tolist())
+        edges = np.array([*self._edges()], np.int64).reshape(-1, 3)
+        src, dst = place[edges[:, 0]], place[edges[:, 1]]
+        by_reader = np.argsort(dst, kind="stable")
+        return ComputationGraph(
+            name=one.name,
+            mode=one.mode,
+            op_names=tuple(self._name(number) for number in order.tolist()),
+            colocation=self._colocation()[order],
+            held_until=self._held(order, place, columns["output_ptr"], source),
+            edge_src=src[by_reader],
+            edge_dst=dst[by_reader],
+            edge_output=edges[by_reader, 2],
+            **columns,
+        )
+
+    def _name(self, number: int) -> str:
+        if number < self.one.num_ops:
+            return self.one.op_names[number]
+        op, micro_batch = self.copies[number - self.one.num_ops]
+        shared = micro_batch != self.one.micro_batches[op]
+        return f"{self.one.op_names[op]}/again{f' for {micro_batch}' if shared else ''}"
+
+    def _edges(self) -> Iterator[tuple[int, int, int]]:
+        """The producer, reader and output of each edge."""
+        one, outputs = self.one, np.diff(self.one.output_ptr)
+        ends = zip(one.edge_src.tolist(), one.edge_dst.tolist(), one.edge_output.tolist(), strict=True)
+        for edge, (src, dst, output) in enumerate(ends):
+            yield self.copy[self.redirected[edge]] if edge in self.redirected else src, dst, output
+        for (op, micro_batch), copy in self.copy.items():
+            for edge in range(one.input_ptr[op], one.input_ptr[op + 1]):
+                src = int(one.edge_src[edge])
+                again = self.copy.get((src, micro_batch), src) if self.block[src] == self.block[op] else src
+                yield again, copy, int(one.edge_output[edge])
+            if copy in self.awaited:
+                yield self.awaited[copy], copy, int(outputs[self.awaited[copy]])
+
+    def _colocation(self) -> np.ndarray:
+        """(ops and copies,) int64, groups; copies of ops of one group are in a group of their own, without these."""
+        one, beside = self.one, dict[tuple[int, int], list[int]]()
+        for (op, micro_batch), copy in self.copy.items():
+            if one.colocation[op] >= 0:
+                beside.setdefault((int(one.colocation[op]), micro_batch), []).append(copy)
+        groups = np.append(one.colocation, np.full(len(self.copies), -1))
+        several = [members for members in beside.values() if len(members) > 1]
+        for group, members in enumerate(several, start=int(one.colocation.max(initial=-1)) + 1):
+            groups[members] = group
+        return groups
+
+    def _held(self, order: np.ndarray, place: np.ndarray, ptr: np.ndarray, source: np.ndarray) -> np.ndarray:
+        """(tensors,) int64, the op until whose end each tensor is held.
+
+        What a recomputed block holds for its backward pass is its copy, and its inputs, until it needs no copy.
+        """
+        one, size = self.one, self.one.num_ops
+        until = one.held_until.copy()
+        for tensor, op in self.inputs.items():
+            until[tensor] = max(until[tensor], op)
+        until = np.append(until, NOT_HELD)[source]
+        held = np.where(until == NOT_HELD, NOT_HELD, place[until])
+        maker = order[np.repeat(np.arange(len(order)), np.diff(ptr))]
+        again = {op for op, _ in self.copies}
+        for tensor in np.flatnonzero(until != NOT_HELD).tolist():
+            last, made_by = int(until[tensor]), int(maker[tensor])
+            if made_by < size:
+                if made_by in again and self.backward[last] and self.block[last] == self.block[made_by]:
+                    held[tensor] = NOT_HELD
+            elif not self.backward[last]:
+                copy = self.copy.get((last, self.copies[made_by - size][1]))
+                held[tensor] = NOT_HELD if copy is None else place[copy]
+        return held
+
+
+@lru_cache(maxsize=16)
+def recomputable(graph: ComputationGraph) -> tuple[str, ...]:
+    """Return the modules that can be recomputed each by itself, in program order: blocks of the model, called once.
+
+    A block is the outermost module of a list, such as ``encoder.layers.3``. Blocks that are recomputed already are left
+    out, as are those whose ops stand between those of others, and those that keep no tensor of their own.
+    """
+    program = np.flatnonzero(before_loss(graph) & in_first(graph))
+    spans, of_op = module_spans(graph, program), [unit_of(module) for module in graph.modules]
+    again = {of_op[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
+    backward = [part in BACKWARD_PASSES for part in graph.passes]
+    computed, keeping = set(program.tolist()), set[str]()
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        if src in computed and backward[dst] and of_op[src] == of_op[dst]:
+            keeping.add(of_op[src])
+    return tuple(
+        path
+        for path in dict.fromkeys(of_op[op] for op in program.tolist())
+        if path.rpartition(".")[2].isdigit() and path in keeping - again and _called_once(spans[path])
+    )
+
+
+def _called_once(span: ModuleSpan) -> bool:
+    return span.unbroken and not span.again
+
+
+def block_of(graph: ComputationGraph, blocks: Sequence[str]) -> np.ndarray:
+    """(N,) int64, the number of the block in which each op is; -1 for ops that are in none."""
+    number = {path: place for place, path in enumerate(blocks)}
+    inside = dict[str, int]()
+    for module in {*graph.modules}:
+        inside[module] = next((number[path] for path in around(module) if path in number), -1)
+    return np.array([inside[module] for module in graph.modules], np.int64)

@@ -1,0 +1,127 @@
+"""Recomputed blocks: the graph of a step is that of a capture under activation checkpoints."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from placeto.capture import capture_training
+from placeto.errors import PlanError
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
+from placeto.problem.step.recomputation import RECOMPUTATION, recomputable, recomputed
+from placeto.simulator.schedule import Schedule, simulate
+from tests.capture.steps import Step
+from tests.capture.zoo import ZOO
+from tests.captures import chained, linears, square
+
+MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whisper"
+CLUSTER = load_cluster("2xv100")
+
+
+def captured(step: Step, count: int, blocks: tuple[str, ...] = (), **options: str) -> ComputationGraph:
+    """The step in micro-batches, with activation checkpoints of torch around the calls of these modules."""
+    module = copy.deepcopy(step.module)
+    for path in blocks:
+        block = module.get_submodule(path)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return capture_training(module, step.inputs, step.loss, targets=step.targets, micro_batches=count, **options)
+
+
+def ops_of(graph: ComputationGraph) -> list[tuple[str, str, str, int]]:
+    return [*zip(graph.modules, graph.op_types, graph.passes, graph.micro_batches.tolist(), strict=True)]
+
+
+def on_one(graph: ComputationGraph, dispatch: str) -> Schedule:
+    return simulate(PlacementProblem(graph, CLUSTER, dispatch=dispatch), np.zeros(graph.num_ops, np.int64))
+
+
+def assert_like_torch(graph: ComputationGraph, theirs: ComputationGraph) -> None:
+    """The same ops in the same order, the same time, and the same memory to 0.1 %."""
+    assert ops_of(graph) == ops_of(theirs)
+    for dispatch in ("list", "priority"):
+        mine, other = on_one(graph, dispatch), on_one(theirs, dispatch)
+        assert mine.makespan_us == pytest.approx(other.makespan_us, rel=1e-9)
+        assert mine.peak_memory[0] == pytest.approx(other.peak_memory[0], rel=1e-3)
+    problems = [PlacementProblem(each, CLUSTER) for each in (graph, theirs)]
+    assert len({len(layers(problem, False)) for problem in problems}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in MODELS if name in ZOO])
+def test_models_are_recomputed_as_torch_does(name: str) -> None:
+    for count in (1, 2):
+        graph = captured(step := ZOO[name].make(), count)
+        blocks = recomputable(graph)
+        assert blocks, name
+        assert_like_torch(recomputed(graph, blocks), captured(step, count, blocks))
+
+
+class Block(nn.Module):
+    """A block with a norm, a gate that is drawn, and what came in."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.dropout(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+def stack(dropout: float = 0.0) -> Step:
+    return Step(nn.Sequential(*(Block(dropout) for _ in range(4))), [torch.randn(64, 64)], square)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_some_blocks_are_recomputed_as_torch_does(count: int, precision: str, dropout: float) -> None:
+    graph, blocks = captured(stack(dropout), count, precision=precision), ("0", "2")
+    assert recomputable(graph) == ("0", "1", "2", "3")
+    mine = recomputed(graph, blocks)
+    assert_like_torch(mine, captured(stack(dropout), count, blocks, precision=precision))
+    assert recomputable(mine) == ("1", "3")
+    before, after = on_one(graph, "list"), on_one(mine, "list")
+    assert after.peak_memory[0] < before.peak_memory[0]
+    assert after.makespan_us > before.makespan_us
+
+
+def test_copies_wait_for_the_gradient_of_their_block() -> None:
+    """So no order runs them early, which would keep what they make."""
+    graph = captured(stack(), 1)
+    mine = recomputed(graph, recomputable(graph))
+    for dispatch in ("fifo", "priority", "list"):
+        schedule = on_one(mine, dispatch)
+        loss = max(op for op, part in enumerate(mine.passes) if part == "forward")
+        again = [op for op, part in enumerate(mine.passes) if part == RECOMPUTATION]
+        assert schedule.start_us[again].min() >= schedule.finish_us[loss]
+        begun = [
+            schedule.start_us[[op for op in again if mine.modules[op].startswith(block)]].min() for block in "3210"
+        ]
+        assert begun == sorted(begun)
+
+
+def test_nothing_recomputed_is_the_graph_itself() -> None:
+    graph = captured(stack(), 2)
+    assert recomputed(graph, ()) is graph
+
+
+def test_layers_that_keep_nothing_of_their_own_are_no_blocks() -> None:
+    graph = capture_training(linears(3, 8), [torch.ones(4, 8)], square)
+    assert recomputable(graph) == ()
+
+
+def test_what_cant_be_recomputed_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"computes nothing in 'layers\.9'"):
+        recomputed(chained(2, 8, 4), ("layers.9",))
+    forward = ComputationGraph.from_ops("net", [{"name": "a", "module": "0"}])
+    with pytest.raises(PlanError, match="net says of no op that it is backward"):
+        recomputed(forward, ("0",))
