@@ -32,6 +32,7 @@ class BlockCosts:
     paths: tuple[str, ...]  # (B,) the blocks, in program order
     block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
     cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
+    sent: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
     keep: LayerCosts  # if no block is recomputed
     again: LayerCosts  # if all are
 
@@ -86,7 +87,8 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
             block[own.min() : own.max() + 1] = place
             cuttable[own.min() + 1 : own.max() + 1] = False
     cuts = np.flatnonzero(cuttable[1:]) + 1
-    return BlockCosts(paths, block, cuts, layer_costs(problem, False), layer_costs(again, False))
+    keep = layer_costs(problem, False)
+    return BlockCosts(paths, block, cuts, cut.crossing + keep.back, keep, layer_costs(again, False))
 
 
 def in_flight(stage: int, stages: int, replicas: int, count: int) -> int:
@@ -117,7 +119,7 @@ class _Program:
         self.room = room * problem.cluster.memory
         self.busy = self._sums(costs.keep.busy_us.sum(axis=0))
         self.kept, self.resident = self._sums(costs.keep.kept), self._sums(costs.keep.resident)
-        self.crossing = np.append(np.append(0, layers(problem, False).crossing + costs.keep.back), 0)
+        self.crossing = np.concatenate([[0], costs.sent, [0]])
 
     @staticmethod
     def _sums(of_layer: np.ndarray) -> np.ndarray:

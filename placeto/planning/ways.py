@@ -156,7 +156,7 @@ def plans_of(
         problems |= more
         left_out |= why
         found += _ways(more, batch, runnable_by, refusals)
-    fastest = min(found, key=lambda step: step.step_us)
+    fastest = min(found, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
         keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
         found += ways_that_fit(problems, found, batch, runnable_by, keep)
@@ -199,6 +199,11 @@ def _ways(
     return simple + _ways_of_plans(problems, batch, runnable_by, refusals)
 
 
+def _length(step: PlannedStep) -> float:
+    """Microseconds of a way to four digits: ways that differ less take as long."""
+    return float(f"{step.step_us:.4g}")
+
+
 def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
     """Return a key to sort ways by.
 
@@ -206,7 +211,7 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
     ways, that with less memory on the fullest device comes first, and then the simplest kind. If they are to run by a
     tool, those come first that have a placement, which `placeto export` and `placeto run` need.
     """
-    length = float(f"{step.step_us:.4g}") if step.fits else float(step.used - step.room)
+    length = _length(step) if step.fits else float(step.used - step.room)
     unplaced = runnable_by is not None and step.placement is None
     return not step.fits, length, unplaced, step.used, [*Kind].index(step.kind)
 

@@ -1,0 +1,89 @@
+"""Borders and recomputed blocks are chosen together, so that stages fit and the slowest is fast."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from placeto.heuristics.plans import make_plan
+from placeto.heuristics.stage_memory import block_costs, fitting_stages, in_flight, with_more_blocks
+from placeto.problem.problem import PlacementProblem
+from tests.planning.test_short_memory import BLOCKS, graph_of, limited
+
+DEVICES = (0,), (1,), (2,)
+
+
+def problem_of(memory: int) -> PlacementProblem:
+    return PlacementProblem(graph_of(4), limited(memory, "4xv100"))
+
+
+def test_what_blocks_save_and_cost() -> None:
+    costs = block_costs(problem_of(10**9))
+    assert costs is not None
+    assert len(costs.paths) == BLOCKS
+    assert (costs.saved > 0).all()
+    assert (costs.us > 0.0).all()
+    everything = costs.of(costs.paths)
+    assert everything.kept.sum() == costs.keep.kept.sum() - costs.saved.sum()
+    assert np.allclose(everything.busy_us.sum(axis=(0, 1)), costs.keep.busy_us.sum(axis=(0, 1)) + costs.us.sum(axis=0))
+    assert costs.of(()).kept.tolist() == costs.keep.kept.tolist()
+
+
+def best_by_trying(memory: int) -> float | None:
+    """The least time of the slowest stage over all borders, each stage with the fewest first blocks that fit."""
+    problem = problem_of(memory)
+    costs, least = block_costs(problem), None
+    assert costs is not None
+    crossing = np.concatenate([[0], costs.sent, [0]])
+    for borders in combinations(costs.cuts.tolist(), len(DEVICES) - 1):
+        slowest = 0.0
+        for stage, (first, end) in enumerate(pairwise((0, *borders, len(costs.block)))):
+            held, blocks = in_flight(stage, len(DEVICES), 1, 4), costs.within(first, end)
+            room = memory - costs.keep.resident[first:end].sum() - 4 * (crossing[first] + crossing[end])
+            for count in range(len(blocks) + 1):
+                chosen = costs.saved[blocks[:count]]
+                if held * (costs.keep.kept[first:end].sum() - chosen.sum()) + max(chosen, default=0) <= room:
+                    us = costs.keep.busy_us[:, first:end, stage].sum() + costs.us[blocks[:count], stage].sum()
+                    slowest = max(slowest, float(us))
+                    break
+            else:
+                slowest = np.inf
+        least = slowest if least is None else min(least, slowest)
+    return least if least is not None and np.isfinite(least) else None
+
+
+@pytest.mark.parametrize("kilobytes", [250, 400, 600, 900, 1500, 10_000])
+def test_stages_are_those_of_trying_all(kilobytes: int) -> None:
+    problem = problem_of(1000 * kilobytes)
+    costs, made, least = (
+        block_costs(problem),
+        fitting_stages(problem, block_costs(problem), DEVICES),
+        best_by_trying(1000 * kilobytes),
+    )
+    assert costs is not None
+    assert (made is None) == (least is None)
+    if made is not None:
+        borders, blocks = made
+        chosen = [costs.paths.index(path) for path in blocks]
+        stages = pairwise((0, *borders, len(costs.block)))
+        times = [
+            costs.keep.busy_us[:, first:end, stage].sum()
+            + costs.us[[b for b in chosen if first <= min(np.flatnonzero(costs.block == b)) < end], stage].sum()
+            for stage, (first, end) in enumerate(stages)
+        ]
+        assert max(times) == pytest.approx(least)
+
+
+def test_a_device_that_lacks_memory_recomputes_further_blocks() -> None:
+    problem = problem_of(10**9)
+    costs = block_costs(problem)
+    assert costs is not None
+    plan = make_plan(problem, DEVICES)
+    moved = costs.in_stages(plan)
+    assert moved is not None
+    assert with_more_blocks(costs, moved, np.array([0, 0, 0, 0])) == moved
+    one = with_more_blocks(costs, moved, np.array([1, 0, 0, 0]))
+    assert one.recomputed == costs.paths[:1]
+    several = with_more_blocks(costs, moved, np.array([10**12, 1, 0, 0]))
+    assert len(several.recomputed) == len(costs.within(0, moved.borders[0])) + 1
+    assert with_more_blocks(costs, several, np.array([1, 0, 0, 0])) == several, "there is none left"

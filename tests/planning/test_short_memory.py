@@ -1,0 +1,99 @@
+"""Where memory is short, ways fit since they recompute blocks, and as few of them as possible."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from placeto.capture import capture_training
+from placeto.formats.placement import load_placement
+from placeto.formats.plan import load_plan, save_plan
+from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.single_ways import one_device, replicas_of
+from placeto.planning.ways import plans_of
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.recomputation import recomputable
+from tests.captures import square
+from tests.problem.step.test_recomputation import Block
+
+BATCH, BLOCKS = 256, 6
+
+
+@cache
+def graph_of(count: int) -> ComputationGraph:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(64, 64), *(Block(0.0) for _ in range(BLOCKS)))
+        return capture_training(module, [torch.empty(BATCH, 64)], square, micro_batches=count)
+
+
+def limited(memory: int, cluster: str = "2xv100") -> Cluster:
+    wide = load_cluster(cluster)
+    return replace(wide, devices=tuple(replace(device, memory=memory) for device in wide.devices))
+
+
+@cache
+def planned(memory: int) -> Plans:
+    """Ways to run the step in 2 or 4 micro-batches, without a search for free placements."""
+    return plans_of(lambda count: PlacementProblem(graph_of(count), limited(memory)), BATCH, (2, 4), simulations=0)
+
+
+@cache
+def needed() -> int:
+    """Bytes on the fullest device of the best way."""
+    return planned(10**12).best.used
+
+
+def test_nothing_is_recomputed_where_the_best_way_fits() -> None:
+    free, tight = planned(10**12), planned(needed())
+    assert [(step.name, step.step_us) for step in tight.steps[:1]] == [(free.best.name, free.best.step_us)]
+    assert tight.unlimited is None
+    assert "the memory costs" not in tight.advice()
+    assert not any(step.recomputed for step in (*free.steps, *tight.steps))
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
+    found = planned(int(share * needed()))
+    assert found.best.fits
+    assert found.unlimited is not None
+    assert f": the memory costs {100.0 * (found.best.step_us / found.unlimited.step_us - 1.0):.1f} %" in found.advice()
+    recomputing = [step for step in found.steps if step.recomputed]
+    assert {step.kind for step in recomputing} & {*PIPELINES}
+    assert {step.kind for step in recomputing} - {*PIPELINES}
+    for step in recomputing:
+        assert step.fits
+        assert step.plan is not None
+        blocks = step.plan.recomputed
+        assert step.recomputed == f"{len(blocks)} of {BLOCKS} blocks"
+        problem = PlacementProblem(graph_of(step.micro_batches), limited(step.room))
+        if step.kind not in PIPELINES:
+            assert blocks == recomputable(problem.graph)[: len(blocks)]
+            fewer = blocks[:-1]
+            one = step.kind == Kind.ONE
+            less = (
+                one_device(problem, step.fullest, BATCH, fewer)
+                if one
+                else replicas_of(problem, replace(step.plan, recomputed=fewer), BATCH)
+            )
+            assert not less.fits
+            assert less.step_us < step.step_us
+
+
+def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: pytest.TempPathFactory) -> None:
+    memory = int(0.6 * needed())
+    step = next(step for step in planned(memory).steps if step.kind == Kind.PIPELINE and step.recomputed)
+    path = f"{tmp_path}/plan.json"
+    save_plan(step.file(limited(memory)), path)
+    file, placed = load_plan(path), load_placement(path)
+    assert file is not None
+    assert file.plan is not None
+    assert step.plan is not None
+    assert tuple(file.plan["recomputed"]) == step.plan.recomputed
+    graph = placed.step(graph_of(step.micro_batches))
+    assert graph.hash == placed.graph_hash
+    assert placed.plan_on(limited(memory)) == step.plan
+    assert placed.devices(graph, limited(memory)).tolist() == step.placed.placement.tolist()
