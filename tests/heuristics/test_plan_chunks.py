@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto.heuristics.plan_chunks import chunk_problem, chunk_score, layer_costs
+from placeto.heuristics.plan_chunks import chunk_problem, chunk_score
 from placeto.heuristics.plans import FIRST_ORDERS, make_plan, ranked_plans, score_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layer_costs import layer_costs
 from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
@@ -33,7 +34,7 @@ def test_gradients_of_replicas_are_exchanged() -> None:
     whole = int(layers(problem, False).parameters.sum())
     assert sent == 2 * 3 * 4 * (whole // 4)  # each device sends its part of the weights, and three parts of gradients
     small = chunks.graph.num_ops
-    assert small == 8 * 3 + 3 * 4
+    assert small == 8 * 3 + 4 + 4 * 8  # chunks, parts of the weights, and the sum of eight gradients of each part
 
 
 @pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100", "2xv100+2xp100"])
