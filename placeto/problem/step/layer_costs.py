@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import of_no_micro_batch
 from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH, TENSORS
 from placeto.problem.problem import PlacementProblem
@@ -54,13 +55,8 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     graph, layer = problem.graph, layers(problem, whole).number
     count, first = graph.num_micro_batches, in_first(graph)
     back = np.array([part in BACKWARD_PASSES for part in graph.passes])
+    needed = waited_for(graph, layer, back & first)
     src, dst = graph.edge_src, graph.edge_dst
-    between = np.flatnonzero(first[src] & first[dst] & back[src] & back[dst])
-    needed = np.zeros(graph.num_ops, bool)
-    place = np.argsort(graph.topological_order)
-    for edge in between[np.argsort(-place[src[between]], kind="stable")].tolist():
-        source, reader = src[edge], dst[edge]
-        needed[source] |= layer[reader] < layer[source] or (needed[reader] and layer[reader] == layer[source])
     kind = np.where(back, np.where(needed, INPUTS, WEIGHTS), FORWARD)
     busy = np.zeros((3, int(layer.max()) + 1, problem.num_devices))
     np.add.at(busy, (kind[first], layer[first]), problem.busy_us[first])
@@ -82,3 +78,23 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
             made[maker, others] += int(graph.output_bytes[tensor])
     resident = np.bincount(layer, weights=problem.resident_bytes, minlength=busy.shape[1]).astype(np.int64)
     return LayerCosts(busy, dict(made), resident)
+
+
+def waited_for(graph: ComputationGraph, number: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """(N,) bool, the ops of the backward pass that an earlier layer or stage waits for.
+
+    These are the ops whose tensors an earlier one reads, and all that they need in their own layer or stage.
+
+    Args:
+        graph: N ops.
+        number: (N,) int64, the layer or stage of each op.
+        backward: (N,) bool, the ops of the backward pass.
+    """
+    needed, of_op = [False] * graph.num_ops, number.tolist()  # lists, as their items take less time than those of arrays
+    both = np.flatnonzero(backward[graph.edge_src] & backward[graph.edge_dst])
+    place = np.argsort(graph.topological_order)[graph.edge_src[both]]
+    edges = both[np.argsort(-place, kind="stable")]
+    for source, reader in zip(graph.edge_src[edges].tolist(), graph.edge_dst[edges].tolist(), strict=True):
+        earlier, same = of_op[reader] < of_op[source], of_op[reader] == of_op[source]
+        needed[source] |= earlier or (needed[reader] and same)
+    return np.array(needed, bool)
