@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.errors import CaptureError, ClusterError, PlanError
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import can_run, make_plan, move_borders, ranked_plans
+from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import can_run, improved, make_plan, ranked_plans
 from placeto.heuristics.rules import device_speeds
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
@@ -289,10 +289,7 @@ def _in_best_order(
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_plan(plan, placement)
-    choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), keep)
-    if moved != plan:
-        choose_order(evaluator, orders)
+    moved = improved(evaluator, plan, orders, keep)
     for each in dict.fromkeys((plan, moved)) if orders else ():
         try_bounded_orders(evaluator, each.placement(problem))
     return evaluator.result()
