@@ -161,10 +161,11 @@ def ranked_plans(
 def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
     """Simulate the ops of the plans that rank best; returns them with their scores, the best first.
 
-    These are the best `_BEST` of `ranked_plans`, the best plan with one stage, and all further ones that may be better
-    than the best so far, if their ops are as much faster than their chunks as those of any plan before them. With one
-    micro-batch all plans are simulated: its chunks run one after the other, but ops of several stages may overlap. The
-    score of a plan is the best one under the likeliest orders.
+    These are the best `_BEST` of `ranked_plans`, the best with one stage, the best with the most stages, and all further
+    ones that may be better than the best so far, if their ops are as much faster than their chunks as those of any plan
+    before them. With many stages they may be much faster, as where the layers of a recurrent network overlap. With one
+    micro-batch all plans are simulated, since its chunks run one after the other. The score of a plan is the best one
+    under the likeliest orders.
 
     Args:
         evaluator: scores, and keeps the best.
@@ -173,10 +174,11 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> li
     problem = evaluator.problem
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
     ranked = ranked_plans(problem, keep, lambda: evaluator.exhausted)
-    one_stage = [rank for rank, (_, plan) in enumerate(ranked) if len(plan.devices) == 1][:1]
+    stages = [len(plan.devices) for _, plan in ranked]
     first = _BEST if problem.graph.num_micro_batches > 1 else len(ranked)
-    wanted, placements, scores = [*range(min(first, len(ranked)))], dict[int, np.ndarray](), dict[int, float]()
-    wanted += [rank for rank in one_stage if rank >= first]
+    extremes = [stages.index(number) for number in (1, max(stages, default=1)) if number in stages]
+    wanted = [*dict.fromkeys([*range(min(first, len(ranked))), *extremes])]
+    placements, scores = dict[int, np.ndarray](), dict[int, float]()
     while wanted and not evaluator.exhausted:
         placements |= {rank: ranked[rank][1].placement(problem) for rank in wanted}
         for order in orders:
