@@ -33,7 +33,7 @@ class _Chunks:
         self.us, self.resident = list[float](), list[int]()
         self.kind, self.gradient_of = list[str](), list[str]()
         self.size, self.output_ptr = list[int](), [0]
-        self.edges = list[tuple[int, int, int]]()  # reader, producer, output of the producer
+        self.reader, self.producer, self.output = list[int](), list[int](), list[int]()  # of each edge
 
     def add(
         self,
@@ -58,7 +58,10 @@ class _Chunks:
         self.gradient_of.append(gradient_of)
         self.size += outputs
         self.output_ptr.append(len(self.size))
-        self.edges += [(number, producer, output) for producer, output in inputs]
+        for producer, output in inputs:
+            self.reader.append(number)
+            self.producer.append(producer)
+            self.output.append(output)
         return number
 
     def problem(self, like: PlacementProblem) -> tuple[PlacementProblem, np.ndarray]:
@@ -67,7 +70,6 @@ class _Chunks:
         kinds = np.array([each.kind for each in like.cluster.devices])[device]
         busy = np.array(self.us)
         time = np.where(busy > 0.0, np.maximum(busy - like.cluster.overhead_us[device], 1e-9), 0.0)
-        reader, producer, output = np.array(self.edges, np.int64).T
         graph = ComputationGraph(
             name=like.graph.name,
             mode="inference",  # resident bytes have the optimizer's state
@@ -80,9 +82,9 @@ class _Chunks:
             modules=("",) * count,
             output_ptr=np.array(self.output_ptr, np.int64),
             output_bytes=np.array(self.size, np.int64),
-            edge_src=producer,
-            edge_dst=reader,
-            edge_output=output,
+            edge_src=np.array(self.producer, np.int64),
+            edge_dst=np.array(self.reader, np.int64),
+            edge_output=np.array(self.output, np.int64),
             time_us={kind: np.where(kinds == kind, time, 0.0) for kind in np.unique(kinds).tolist()},
             passes=tuple(self.part),
             micro_batches=np.array(self.micro_batch, np.int64),
