@@ -161,11 +161,11 @@ def ranked_plans(
 def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
     """Simulate the ops of the plans that rank best; returns them with their scores, the best first.
 
-    These are the best `_BEST` of `ranked_plans`, the best with one stage, the best with the most stages, and all further
-    ones that may be better than the best so far, if their ops are as much faster than their chunks as those of any plan
-    before them. With many stages they may be much faster, as where the layers of a recurrent network overlap. With one
-    micro-batch all plans are simulated, since its chunks run one after the other. The score of a plan is the best one
-    under the likeliest orders.
+    These are the best `_BEST` of `ranked_plans`, the best with one stage, the best with the most stages, and all
+    further ones that may be better than the best so far, if their ops are as much faster than their chunks as those of
+    any plan before them. With many stages they may be much faster, as where the layers of a recurrent network overlap.
+    With one micro-batch all plans are simulated, since its chunks run one after the other. The score of a plan is the
+    best one under the likeliest orders.
 
     Args:
         evaluator: scores, and keeps the best.
