@@ -1,7 +1,7 @@
 """Plans ranked by their chunks: the pass of a micro-batch through a stage is one op, a thousandth of a plan's ops.
 
-The time of a chunk, and the bytes that it sends and keeps, are sums over the layers of its stage. Chunks become the ops
-of a small graph, which the simulator runs like any other. So ranks say which plans to simulate op by op.
+The time of a chunk, and the bytes that it makes for others, are sums over the layers of its stage. Chunks become the
+ops of a small graph, which the simulator runs like any other. So ranks say which plans to simulate op by op.
 
 Legend: N ops, L layers, D devices, P stages, R replicas of a stage, M micro-batches.
 """
@@ -9,69 +9,20 @@ Legend: N ops, L layers, D devices, P stages, R replicas of a stage, M micro-bat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import GRADIENT, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.forward_pass import in_first
+from placeto.problem.step.layer_costs import FORWARD, INPUTS, SHARED, WEIGHTS, LayerCosts, Part, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import Schedule, simulate
 
-FORWARD, INPUTS, WEIGHTS = range(3)
-
-
-@dataclass(frozen=True, eq=False)
-class LayerCosts:
-    """What each layer costs in one micro-batch."""
-
-    busy_us: np.ndarray  # (3, L, D) us of the forward pass, of the backward pass for inputs, and of that for weights
-    back: np.ndarray  # (L-1,) bytes of gradients that cross each border
-    kept: np.ndarray  # (L,) bytes of the forward pass that the backward pass reads
-    resident: np.ndarray  # (L,) bytes of parameters, gradients and optimizer state, of the whole step
-
-
-@lru_cache(maxsize=16)
-def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
-    """Add up the costs of each layer's ops; cached.
-
-    An op of the backward pass is for inputs if an earlier layer waits for it. Ops of no micro-batch, such as sums of
-    gradients, count with the backward pass for weights, an M-th of them in each micro-batch.
-    """
-    graph, layer = problem.graph, layers(problem, whole).number
-    count, first = graph.num_micro_batches, in_first(graph)
-    back = np.array([part in BACKWARD_PASSES for part in graph.passes])
-    src, dst = graph.edge_src, graph.edge_dst
-    between = np.flatnonzero(first[src] & first[dst] & back[src] & back[dst])
-    needed = np.zeros(graph.num_ops, bool)
-    place = np.argsort(graph.topological_order)
-    for edge in between[np.argsort(-place[src[between]], kind="stable")].tolist():
-        source, reader = src[edge], dst[edge]
-        needed[source] |= layer[reader] < layer[source] or (needed[reader] and layer[reader] == layer[source])
-    kind = np.where(back, np.where(needed, INPUTS, WEIGHTS), FORWARD)
-    num_layers = int(layer.max()) + 1
-    busy = np.zeros((3, num_layers, problem.num_devices))
-    np.add.at(busy, (kind[first], layer[first]), problem.busy_us[first])
-    if count > 1:
-        shared = graph.micro_batches == NO_MICRO_BATCH
-        np.add.at(busy, (WEIGHTS, layer[shared]), problem.busy_us[shared] / count)
-    sent, kept = np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64)
-    tensors, size = graph.edge_tensor, graph.output_bytes
-    lowest: dict[int, int] = {}  # gradient -> the first layer that reads it
-    for edge in between.tolist():
-        lowest[tensors[edge]] = min(lowest.get(tensors[edge], num_layers), int(layer[dst[edge]]))
-    for tensor, reader in lowest.items():
-        sent[reader : layer[graph.producer[tensor]]] += size[tensor]
-    saved = np.unique(tensors[first[src] & first[dst] & ~back[src] & back[dst]])
-    np.add.at(kept, layer[graph.producer[saved]], size[saved])
-    resident = np.bincount(layer, weights=problem.resident_bytes, minlength=num_layers).astype(np.int64)
-    return LayerCosts(busy, sent[:-1], kept, resident)
+_PASS = {FORWARD: "forward", INPUTS: "backward", WEIGHTS: "backward"}
 
 
 class _Chunks:
@@ -80,8 +31,9 @@ class _Chunks:
     def __init__(self) -> None:
         self.device, self.micro_batch, self.part = list[int](), list[int](), list[str]()
         self.us, self.resident = list[float](), list[int]()
+        self.kind, self.gradient_of = list[str](), list[str]()
         self.size, self.output_ptr = list[int](), [0]
-        self.edges = list[tuple[int, int, int]]()  # reader, producer, output of the producer
+        self.reader, self.producer, self.output = list[int](), list[int](), list[int]()  # of each edge
 
     def add(
         self,
@@ -92,6 +44,8 @@ class _Chunks:
         part: str = "forward",
         micro_batch: int = NO_MICRO_BATCH,
         resident: int = 0,
+        kind: str = "chunk",
+        gradient_of: str = "",
     ) -> int:
         """Add an op, and return its number."""
         number = len(self.device)
@@ -100,9 +54,14 @@ class _Chunks:
         self.part.append(part)
         self.us.append(us)
         self.resident.append(resident)
+        self.kind.append(kind)
+        self.gradient_of.append(gradient_of)
         self.size += outputs
         self.output_ptr.append(len(self.size))
-        self.edges += [(number, producer, output) for producer, output in inputs]
+        for producer, output in inputs:
+            self.reader.append(number)
+            self.producer.append(producer)
+            self.output.append(output)
         return number
 
     def problem(self, like: PlacementProblem) -> tuple[PlacementProblem, np.ndarray]:
@@ -111,12 +70,11 @@ class _Chunks:
         kinds = np.array([each.kind for each in like.cluster.devices])[device]
         busy = np.array(self.us)
         time = np.where(busy > 0.0, np.maximum(busy - like.cluster.overhead_us[device], 1e-9), 0.0)
-        reader, producer, output = np.array(self.edges, np.int64).T
         graph = ComputationGraph(
             name=like.graph.name,
             mode="inference",  # resident bytes have the optimizer's state
             op_names=tuple(map(str, range(count))),
-            op_types=("chunk",) * count,
+            op_types=tuple(self.kind),
             flops=np.zeros(count),
             bytes_accessed=np.zeros(count),
             param_bytes=np.array(self.resident, np.int64),
@@ -124,70 +82,96 @@ class _Chunks:
             modules=("",) * count,
             output_ptr=np.array(self.output_ptr, np.int64),
             output_bytes=np.array(self.size, np.int64),
-            edge_src=producer,
-            edge_dst=reader,
-            edge_output=output,
+            edge_src=np.array(self.producer, np.int64),
+            edge_dst=np.array(self.reader, np.int64),
+            edge_output=np.array(self.output, np.int64),
             time_us={kind: np.where(kinds == kind, time, 0.0) for kind in np.unique(kinds).tolist()},
             passes=tuple(self.part),
             micro_batches=np.array(self.micro_batch, np.int64),
+            gradient_of=tuple(self.gradient_of),
         )
         return PlacementProblem(graph, like.cluster, ROOFLINE, like.dispatch), device
 
 
 def chunk_problem(
-    problem: PlacementProblem, plan: Plan, costs: LayerCosts | None = None, again: Sequence[int] = ()
+    problem: PlacementProblem, plan: Plan, costs: LayerCosts | None = None
 ) -> tuple[PlacementProblem, np.ndarray]:
     """Return the problem of a plan's chunks, under the dispatch of the step's problem, and their placement.
 
-    A stage with several replicas also has an op for the part of its parameters that each of them keeps, one for the
-    sum of the gradients of each replica, and one for the sum over replicas of each part.
+    Each replica of a stage also has an op for the part of the stage's parameters that it keeps. If the stage has
+    several replicas, the gradients of each part are summed over micro-batches, as those of a parameter.
 
     Args:
         problem: the problem of the step.
         plan: cuts it.
-        costs: of its layers; None = if nothing is recomputed.
-        again: (P,) bytes that each stage computes again for a chunk of the backward pass; () = none.
+        costs: of its layers; None = without what the plan recomputes.
     """
     costs = costs or layer_costs(problem, plan.whole)
     cut, chunks = layers(problem, plan.whole), _Chunks()
-    firsts, ends = (0, *plan.borders), (*plan.borders, plan.num_layers)
-    forward = np.append(cut.crossing, 0)
-    sent = dict[int, int]()  # micro-batch -> the chunk of the backward pass that the stage before waits for
-    passed = list[dict[int, int]]()  # of each stage, micro-batch -> its chunk of the forward pass
-    for stage, (first, end) in enumerate(zip(firsts, ends, strict=True)):
-        replicas, seen = plan.devices[stage], set[int]()
-        share = int(cut.parameters[first:end].sum()) // len(replicas)
-        resident = int(costs.resident[first:end].sum()) // len(replicas)
-        homes = [chunks.add(device, 0.0, (), [share], resident=resident) for device in replicas]
-        busy, kept = costs.busy_us[FORWARD, first:end].sum(axis=0).tolist(), int(costs.kept[first:end].sum())
-        passed.append({})
+    starts, ends = (0, *plan.borders), (*plan.borders, plan.num_layers)
+    busy = np.stack([costs.busy_us[:, first:end].sum(axis=1) for first, end in zip(starts, ends, strict=True)], axis=1)
+    outputs, sources = _between_stages(costs, np.searchsorted(plan.borders, np.arange(plan.num_layers), "right"))
+    ops: dict[tuple[Part, int], list[int]] = {}  # of each part of a stage, and micro-batch
+    for stage, (first, end) in enumerate(zip(starts, ends, strict=True)):
+        devices = plan.devices[stage]
+        resident = int(costs.resident[first:end].sum()) // len(devices)
+        shares = [size // len(devices) for size in outputs.get(Part(SHARED, stage), ())]
+        homes = [chunks.add(device, 0.0, (), shares, resident=resident) for device in devices]
+        ops[Part(SHARED, stage), NO_MICRO_BATCH] = homes
+
+    def run(part: Part, beside: Sequence[int] = ()) -> list[int]:
+        """Add a chunk for each micro-batch, with further outputs of the sizes `beside`; returns the chunks."""
+        own = list[int]()
         for micro_batch in range(plan.num_micro_batches):
-            device = plan.device_of(stage, micro_batch)
-            inputs = [(passed[-2][micro_batch], 0)] if stage else []
-            if device not in seen:  # the other micro-batches of a device find the parameters there
-                inputs += [(home, 0) for home, at in zip(homes, replicas, strict=True) if at != device]
-                seen.add(device)
-            outputs = [int(forward[end - 1]), kept]
-            passed[-1][micro_batch] = chunks.add(device, busy[device], inputs, outputs, "forward", micro_batch)
-    back = np.append(0, costs.back)
+            device, inputs = plan.device_of(part.layer, micro_batch), list[tuple[int, int]]()
+            for maker, output in sources.get(part, ()):
+                at = NO_MICRO_BATCH if maker.kind == SHARED else micro_batch
+                inputs += [(op, output) for op in ops.get((maker, at), ()) if at >= 0 or chunks.device[op] != device]
+            sizes = [*outputs.get(part, ()), *beside]
+            us = float(busy[part.kind, part.layer, device])
+            own.append(chunks.add(device, us, inputs, sizes, _PASS[part.kind], micro_batch))
+            ops[part, micro_batch] = own[-1:]
+        return own
+
+    for stage in range(len(plan.devices)):
+        run(Part(FORWARD, stage))
     for stage in range(len(plan.devices) - 1, -1, -1):
-        first, end, replicas = firsts[stage], ends[stage], plan.devices[stage]
-        inward, weights = (costs.busy_us[kind, first:end].sum(axis=0).tolist() for kind in (INPUTS, WEIGHTS))
-        totals: dict[int, list[tuple[int, int]]] = {device: [] for device in replicas}
-        for micro_batch in range(plan.num_micro_batches):
-            device, kept_by = plan.device_of(stage, micro_batch), (passed[stage][micro_batch], 1)
-            inputs = [(sent[micro_batch], 0), kept_by] if micro_batch in sent else [kept_by]
-            outputs = [int(back[first]), again[stage] if again else 0]
-            chunk = chunks.add(device, inward[device], inputs, outputs, "backward", micro_batch)
-            sent[micro_batch] = chunk
-            summed = chunks.add(device, weights[device], [(chunk, 1), kept_by], [0], "backward", micro_batch)
-            totals[device].append((summed, 0))
-        if len(replicas) > 1:
-            share = int(cut.parameters[first:end].sum()) // len(replicas)
-            sums = [chunks.add(device, 0.0, totals[device], [share] * len(replicas), "backward") for device in replicas]
-            for part, device in enumerate(replicas):
-                chunks.add(device, 0.0, [(total, part) for total in sums], [], "backward")
+        run(Part(INPUTS, stage))
+        devices = plan.devices[stage]
+        share = int(cut.parameters[starts[stage] : ends[stage]].sum()) // len(devices)
+        gradients = run(Part(WEIGHTS, stage), [share] * len(devices) if len(devices) > 1 else ())
+        known = len(outputs.get(Part(WEIGHTS, stage), ()))
+        for replica, device in enumerate(devices if len(devices) > 1 else ()):
+            name, tensors = f"{stage}/{replica}", [(chunk, known + replica) for chunk in gradients]
+            total = tensors[0]
+            for tensor in tensors[1:]:
+                total = chunks.add(device, 0.0, [total, tensor], [share], "backward", gradient_of=name), 0
+            chunks.add(device, 0.0, [total], [share], "backward", kind=GRADIENT, gradient_of=name)
     return chunks.problem(problem)
+
+
+def _between_stages(
+    costs: LayerCosts, stage: np.ndarray
+) -> tuple[dict[Part, list[int]], dict[Part, list[tuple[Part, int]]]]:
+    """Return the sizes of the outputs of each part of a stage, and the parts and outputs that each of them reads.
+
+    Args:
+        costs: of L layers.
+        stage: (L,) of each layer.
+    """
+    number, made = stage.tolist(), dict[tuple[Part, frozenset[Part]], int]()
+    for (maker, readers), size in costs.made.items():
+        own = Part(maker.kind, number[maker.layer])
+        others = frozenset(Part(kind, number[layer]) for kind, layer in readers) - {own}
+        if others:
+            made[own, others] = made.get((own, others), 0) + size
+    outputs, sources = dict[Part, list[int]](), dict[Part, list[tuple[Part, int]]]()
+    for (maker, readers), size in made.items():
+        sizes = outputs.setdefault(maker, [])
+        for reader in sorted(readers):
+            sources.setdefault(reader, []).append((maker, len(sizes)))
+        sizes.append(size)
+    return outputs, sources
 
 
 def chunk_score(problem: PlacementProblem, plan: Plan, orders: Iterable[str]) -> float:

@@ -87,18 +87,15 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False, contiguous: b
         plans, keep = score_plans(evaluator), _any
     if not even:  # torch runs whole chunks, in orders of its own
         plans = _under_further_orders(evaluator, plans, decided)
-    choose_order(evaluator, decided)
     if not plans:  # the best placement so far takes no longer than the work alone, or there is only one layer
+        choose_order(evaluator, decided)
         if evaluator.best is None:
             try_single(evaluator, seed)
         return
-    (_, best, placement), *_ = plans
-    placements = [placement for _, _, placement in plans[:_BEST]]
-    if not evaluator.exhausted:
-        moved = move_borders(evaluator, problem, best, evaluator.score_ops(placement), keep)
-        if moved != best:
-            choose_order(evaluator, decided)
-            placements = [moved.placement(problem), *placements]
+    (_, best, _), *_ = plans
+    moved = improved(evaluator, best, decided, keep)
+    placements = [] if moved == best else [moved.placement(problem)]
+    placements += [placement for _, _, placement in plans[:_BEST]]
     # data parallelism that fits under no static order is far behind, but may be the best in an order made for it
     for placement in [placement for _, plan, placement in plans[_BEST:] if len(plan.devices) == 1][:1]:
         evaluator.score_ops(placement)
@@ -164,9 +161,11 @@ def ranked_plans(
 def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
     """Simulate the ops of the plans that rank best; returns them with their scores, the best first.
 
-    These are the best `_BEST` of `ranked_plans`, the best plan with one stage, and all further ones that may be better
-    than the best so far, if their ops are as much faster than their chunks as those of any plan before them. The score
-    of a plan is the best one under the likeliest orders.
+    These are the best `_BEST` of `ranked_plans`, the best with one stage, the best with the most stages, and all
+    further ones that may be better than the best so far, if their ops are as much faster than their chunks as those of
+    any plan before them. With many stages they may be much faster, as where the layers of a recurrent network overlap.
+    With one micro-batch all plans are simulated, since its chunks run one after the other. The score of a plan is the
+    best one under the likeliest orders.
 
     Args:
         evaluator: scores, and keeps the best.
@@ -175,9 +174,11 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> li
     problem = evaluator.problem
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
     ranked = ranked_plans(problem, keep, lambda: evaluator.exhausted)
-    one_stage = [rank for rank, (_, plan) in enumerate(ranked) if len(plan.devices) == 1][:1]
-    wanted, placements, scores = [*range(min(_BEST, len(ranked)))], dict[int, np.ndarray](), dict[int, float]()
-    wanted += [rank for rank in one_stage if rank >= _BEST]
+    stages = [len(plan.devices) for _, plan in ranked]
+    first = _BEST if problem.graph.num_micro_batches > 1 else len(ranked)
+    extremes = [stages.index(number) for number in (1, max(stages, default=1)) if number in stages]
+    wanted = [*dict.fromkeys([*range(min(first, len(ranked))), *extremes])]
+    placements, scores = dict[int, np.ndarray](), dict[int, float]()
     while wanted and not evaluator.exhausted:
         placements |= {rank: ranked[rank][1].placement(problem) for rank in wanted}
         for order in orders:
@@ -215,23 +216,20 @@ def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Seq
     return sorted(((score, *plan[1:]) for score, plan in zip(scores, plans, strict=True)), key=lambda each: each[0])
 
 
-def move_borders(
-    evaluator: Evaluator,
-    problem: PlacementProblem,
-    plan: Plan,
-    score: float,
-    keep: Callable[[Plan], bool] = _any,
-) -> Plan:
-    """Move borders of stages by one layer, keep each move that helps, until none helps; returns the plan.
+def improved(evaluator: Evaluator, plan: Plan, orders: tuple[str, ...], keep: Callable[[Plan], bool] = _any) -> Plan:
+    """Choose the order of the best placement, and move borders of a plan's stages as long as that helps.
+
+    A border moves by one layer. If one has moved, the order is chosen again. Returns the plan.
 
     Args:
         evaluator: scores, and keeps the best.
-        problem: the problem of the evaluator.
-        plan: the plan to begin with.
-        score: of this plan, in microseconds.
+        plan: a plan that the evaluator has scored.
+        orders: static orders to choose among.
         keep: whether a plan counts.
     """
-    better = True
+    choose_order(evaluator, orders)
+    problem, first, better = evaluator.problem, plan, not evaluator.exhausted
+    score = evaluator.score_ops(plan.placement(problem)) if better else math.inf
     while better and not evaluator.exhausted:
         better = False
         for border in range(len(plan.borders)):
@@ -241,6 +239,8 @@ def move_borders(
                     continue
                 if (after := evaluator.score_plan(moved, moved.placement(problem))) < score:
                     plan, score, better = moved, after, True
+    if plan != first:
+        choose_order(evaluator, orders)
     return plan
 
 

@@ -17,9 +17,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from placeto.heuristics.plan_chunks import LayerCosts, chunk_problem, layer_costs, scheduled
+from placeto.heuristics.plan_chunks import chunk_problem, scheduled
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import before_loss, in_first
+from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import block_of, recomputable, recomputed
@@ -32,14 +33,19 @@ class BlockCosts:
     paths: tuple[str, ...]  # (B,) the blocks, in program order
     block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
     cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
-    sent: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
+    crossing: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
     keep: LayerCosts  # if no block is recomputed
     again: LayerCosts  # if all are
 
     @cached_property
+    def kept(self) -> np.ndarray:
+        """(L,) int64, bytes that each layer keeps for the backward pass in each micro-batch, if none is recomputed."""
+        return _kept(self.keep)
+
+    @cached_property
     def saved(self) -> np.ndarray:
         """(B,) int64, bytes that recomputing each block saves in each micro-batch."""
-        return self._of_blocks(self.keep.kept - self.again.kept).astype(np.int64)
+        return self._of_blocks(self.kept - _kept(self.again)).astype(np.int64)
 
     @cached_property
     def us(self) -> np.ndarray:
@@ -51,7 +57,9 @@ class BlockCosts:
         """The costs of layers if these blocks are recomputed."""
         chosen = np.isin(self.block, [self.paths.index(path) for path in paths])
         busy = np.where(chosen[None, :, None], self.again.busy_us, self.keep.busy_us)
-        return replace(self.keep, busy_us=busy, kept=np.where(chosen, self.again.kept, self.keep.kept))
+        made = {key: size for key, size in self.keep.made.items() if not chosen[key[0].layer]}
+        made |= {key: size for key, size in self.again.made.items() if chosen[key[0].layer]}
+        return replace(self.keep, busy_us=busy, made=made)
 
     def within(self, first: int, end: int) -> list[int]:
         """The blocks whose layers all lie between two cuts."""
@@ -88,7 +96,25 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
             cuttable[own.min() + 1 : own.max() + 1] = False
     cuts = np.flatnonzero(cuttable[1:]) + 1
     keep = layer_costs(problem, False)
-    return BlockCosts(paths, block, cuts, cut.crossing + keep.back, keep, layer_costs(again, False))
+    return BlockCosts(paths, block, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
+
+
+def _kept(costs: LayerCosts) -> np.ndarray:
+    """(L,) int64, bytes that the forward pass of each layer makes for a backward pass."""
+    kept = np.zeros(costs.busy_us.shape[1], np.int64)
+    for (maker, readers), size in costs.made.items():
+        if maker.kind == FORWARD and any(reader.kind in (INPUTS, WEIGHTS) for reader in readers):
+            kept[maker.layer] += size
+    return kept
+
+
+def _sent_back(costs: LayerCosts) -> np.ndarray:
+    """(L-1,) int64, bytes of gradients that cross each border."""
+    sent = np.zeros(costs.busy_us.shape[1], np.int64)
+    for (maker, readers), size in costs.made.items():
+        if maker.kind == INPUTS:
+            sent[min(reader.layer for reader in readers) : maker.layer] += size
+    return sent[:-1]
 
 
 def in_flight(stage: int, stages: int, replicas: int, count: int) -> int:
@@ -118,8 +144,8 @@ class _Program:
         self.ends = [0, *costs.cuts.tolist(), len(costs.block)]
         self.room = room * problem.cluster.memory
         self.busy = self._sums(costs.keep.busy_us.sum(axis=0))
-        self.kept, self.resident = self._sums(costs.keep.kept), self._sums(costs.keep.resident)
-        self.crossing = np.concatenate([[0], costs.sent, [0]])
+        self.kept, self.resident = self._sums(costs.kept), self._sums(costs.keep.resident)
+        self.crossing = np.concatenate([[0], costs.crossing, [0]])
 
     @staticmethod
     def _sums(of_layer: np.ndarray) -> np.ndarray:
@@ -176,10 +202,7 @@ def fitted_by_chunks(
         orders: static orders; the best of them counts.
     """
     while True:
-        chosen = {costs.paths.index(path) for path in plan.recomputed}
-        stages = [costs.within(*ends) for ends in pairwise((0, *plan.borders, plan.num_layers))]
-        again = [max((int(costs.saved[block]) for block in blocks if block in chosen), default=0) for blocks in stages]
-        us, ran = scheduled(*chunk_problem(problem, plan, costs.of(plan.recomputed), again), orders)
+        us, ran = scheduled(*chunk_problem(problem, plan, costs.of(plan.recomputed)), orders)
         lacking = ran.peak_memory - problem.cluster.memory
         if (lacking <= 0).all():
             return us, plan

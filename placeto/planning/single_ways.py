@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from placeto.errors import PlanError
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import make_plan, move_borders
+from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import improved, make_plan
 from placeto.heuristics.rules import device_speeds
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.runnable import as_run
@@ -88,10 +88,7 @@ def _in_best_order(
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_plan(plan, placement)
-    choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), keep)
-    if moved != plan:
-        choose_order(evaluator, orders)
+    moved = improved(evaluator, plan, orders, keep)
     for each in dict.fromkeys((plan, moved)) if orders else ():
         try_bounded_orders(evaluator, each.placement(problem))
     return evaluator.result()

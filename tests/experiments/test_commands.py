@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
     "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
+    "plan_ranks": ("--out runs/x --models U-net --clusters 4xv100 --micro-batches 4", "| U-net | 4xv100 | 4 | 0.00 |"),
     "recipes": (
         "--out runs/x --graphs ptb:2 --validation ptb:1 --presets 2xv100 --random-clusters 1 --training.iterations 2 "
         "--training.validate-every 1 --training.learning.graphs 2 --training.learning.supervised-moves 3 "

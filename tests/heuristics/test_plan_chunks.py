@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto.heuristics.plan_chunks import chunk_problem, chunk_score, layer_costs
+from placeto.heuristics.plan_chunks import chunk_problem, chunk_score
 from placeto.heuristics.plans import FIRST_ORDERS, make_plan, ranked_plans, score_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layer_costs import layer_costs
 from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
+from tests.formats import torch_toys
 from tests.heuristics.test_plans import chain
 
 GRAPH = chain(8)
@@ -33,7 +35,7 @@ def test_gradients_of_replicas_are_exchanged() -> None:
     whole = int(layers(problem, False).parameters.sum())
     assert sent == 2 * 3 * 4 * (whole // 4)  # each device sends its part of the weights, and three parts of gradients
     small = chunks.graph.num_ops
-    assert small == 8 * 3 + 3 * 4
+    assert small == 8 * 3 + 4 + 4 * 8  # chunks, parts of the weights, and the sum of eight gradients of each part
 
 
 @pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100", "2xv100+2xp100"])
@@ -47,3 +49,17 @@ def test_ranks_are_those_of_the_ops(cluster: str) -> None:
     assert scored[0][0] == min(ops)
     assert ranked_plans(problem, ended=lambda: True) == []
     assert np.isclose([score for score, _, _ in scored], sorted(score for score, _, _ in scored)).all()
+
+
+def test_stages_send_what_another_one_reads_directly_to_it() -> None:
+    problem = PlacementProblem(torch_toys.captured(torch_toys.tied()), load_cluster("4xv100"))
+    chunks, placement = chunk_problem(problem, make_plan(problem, ((0,), (1,), (2,), (3,)), (1, 2, 3)))
+    ran, weight = simulate(chunks, placement), 4 * torch_toys.WIDTH**2
+    large = ran.send_tensor[chunks.graph.output_bytes[ran.send_tensor] >= weight]
+    # The weight goes from the first stage to the last once a step, and its gradient back once a micro-batch.
+    assert sorted(placement[chunks.graph.producer[large]].tolist()) == [0, 3, 3, 3, 3]
+
+
+def test_layers_that_overlap_in_one_micro_batch_have_all_their_plans_simulated() -> None:
+    problem = PlacementProblem(chain(1), load_cluster("2x4xv100"))
+    assert len(score_plans(Evaluator(problem))) == len(ranked_plans(problem)) > 4

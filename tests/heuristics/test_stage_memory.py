@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.heuristics.plans import make_plan
-from placeto.heuristics.stage_memory import block_costs, fitting_stages, in_flight, with_more_blocks
+from placeto.heuristics.stage_memory import _kept, block_costs, fitting_stages, in_flight, with_more_blocks
 from placeto.problem.problem import PlacementProblem
 from tests.planning.test_short_memory import BLOCKS, graph_of, limited
 
@@ -24,9 +24,9 @@ def test_what_blocks_save_and_cost() -> None:
     assert (costs.saved > 0).all()
     assert (costs.us > 0.0).all()
     everything = costs.of(costs.paths)
-    assert everything.kept.sum() == costs.keep.kept.sum() - costs.saved.sum()
+    assert _kept(everything).sum() == costs.kept.sum() - costs.saved.sum()
     assert np.allclose(everything.busy_us.sum(axis=(0, 1)), costs.keep.busy_us.sum(axis=(0, 1)) + costs.us.sum(axis=0))
-    assert costs.of(()).kept.tolist() == costs.keep.kept.tolist()
+    assert costs.of(()).made == costs.keep.made
 
 
 def best_by_trying(memory: int) -> float | None:
@@ -34,7 +34,7 @@ def best_by_trying(memory: int) -> float | None:
     problem = problem_of(memory)
     costs, least = block_costs(problem), None
     assert costs is not None
-    crossing = np.concatenate([[0], costs.sent, [0]])
+    crossing = np.concatenate([[0], costs.crossing, [0]])
     for borders in combinations(costs.cuts.tolist(), len(DEVICES) - 1):
         slowest = 0.0
         for stage, (first, end) in enumerate(pairwise((0, *borders, len(costs.block)))):
@@ -42,7 +42,7 @@ def best_by_trying(memory: int) -> float | None:
             room = memory - costs.keep.resident[first:end].sum() - 4 * (crossing[first] + crossing[end])
             for count in range(len(blocks) + 1):
                 chosen = costs.saved[blocks[:count]]
-                if held * (costs.keep.kept[first:end].sum() - chosen.sum()) + max(chosen, default=0) <= room:
+                if held * (costs.kept[first:end].sum() - chosen.sum()) + max(chosen, default=0) <= room:
                     us = costs.keep.busy_us[:, first:end, stage].sum() + costs.us[blocks[:count], stage].sum()
                     slowest = max(slowest, float(us))
                     break

@@ -64,10 +64,10 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
 
 def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
     """(N,) bool, ops that need nothing of a micro-batch: parameters, and ops on them alone, such as 16-bit casts."""
-    found = graph.micro_batches == NO_MICRO_BATCH
+    found = (graph.micro_batches == NO_MICRO_BATCH).tolist()
     for op in graph.topological_order.tolist():
-        found[op] &= bool(found[graph.reads[op]].all())
-    return found
+        found[op] = found[op] and all(found[source] for source in graph.reads[op])
+    return np.array(found, bool)
 
 
 def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from placeto.problem.cluster.cluster import frozen
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around
@@ -29,16 +31,18 @@ def in_forward(graph: ComputationGraph) -> np.ndarray:
     return forward
 
 
+@lru_cache(maxsize=16)
 def before_loss(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, the ops of `in_forward` that neither belong to the loss nor follow from it."""
-    behind = np.array([module == LOSS for module in graph.modules])
+    """(N,) bool, the ops of `in_forward` that neither belong to the loss nor follow from it; cached."""
+    behind = [module == LOSS for module in graph.modules]
     for src, dst in sorted(zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True)):
         behind[dst] |= behind[src]  # ops of a captured graph are in program order
-    return in_forward(graph) & ~behind
+    return frozen(in_forward(graph) & ~np.array(behind))
 
 
+@lru_cache(maxsize=16)
 def tables(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, the forward ops of micro-batches that no input, no trained parameter and no random draw reaches.
+    """(N,) bool, forward ops of micro-batches that no input, no trained parameter and no random draw reaches; cached.
 
     Such an op has the same result in each micro-batch, as tables of positions and masks of attention do. A tool can
     compute it anew in each stage that reads it.
@@ -50,7 +54,7 @@ def tables(graph: ComputationGraph) -> np.ndarray:
             table[source] or (graph.micro_batches[source] == NO_MICRO_BATCH and not graph.trained_bytes[source])
             for source in graph.reads[op]
         )
-    return table
+    return frozen(table)
 
 
 def in_first(graph: ComputationGraph) -> np.ndarray:

@@ -49,9 +49,8 @@ class Layers:
         return np.searchsorted(borders, self.number, side="right")
 
 
-@lru_cache(maxsize=16)
 def layers(problem: PlacementProblem, whole: bool) -> Layers:
-    """Divide a graph into layers, between which a plan may cut it; cached.
+    """Divide a graph into layers, between which a plan may cut it; cached, for all dispatches together.
 
     The forward pass of a micro-batch is cut where it goes on in another module, if at most as many bytes cross the cut
     as the cuts before and after it. No layer reads from a later one. So a recurrent network is cut between steps, or,
@@ -69,6 +68,11 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
         problem: has the graph.
         whole: whether modules with parameters stay whole.
     """
+    return _layers(problem.under(problem.cluster.dispatch), whole)
+
+
+@lru_cache(maxsize=16)
+def _layers(problem: PlacementProblem, whole: bool) -> Layers:
     graph, busy = problem.graph, problem.busy_us.mean(axis=1)
     modules, micro_batch = graph.modules, graph.micro_batches.tolist()
     order = graph.topological_order.tolist()

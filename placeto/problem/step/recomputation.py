@@ -80,7 +80,7 @@ class _Recomputed:
                 if (op := pending.pop()) not in needed:
                     needed.add(op)
                     pending += [source for source in graph.reads[op] if self.forward[source] and within[source]]
-            for op in sorted(needed):
+            for op in self._in_order(needed, micro_batch):
                 self.copy[op, micro_batch] = graph.num_ops + len(self.copies)
                 self.copies.append((op, micro_batch))
                 self.before.append(begin)
@@ -91,6 +91,15 @@ class _Recomputed:
                 if not needed.intersection(graph.reads[op]):
                     self.awaited[self.copy[op, micro_batch]] = self._gradient(begin, micro_batch)
             self.redirected |= {edge: (int(src[edge]), micro_batch) for edge in edges}
+
+    def _in_order(self, needed: set[int], micro_batch: int) -> list[int]:
+        """Ops to recompute in the order of the program; those of no micro-batch, as casts, come before their reader."""
+        place = {op: float(op) for op in needed}
+        for op in sorted(needed, reverse=True):
+            readers = [place[reader] for reader in self.one.readers[op] if reader in needed]
+            if self.one.micro_batches[op] != micro_batch and readers:
+                place[op] = np.nextafter(min(readers), -np.inf)
+        return sorted(needed, key=place.__getitem__)
 
     def _gradient(self, op: int, micro_batch: int) -> int:
         """The op that makes the last gradient which an op reads; the end of the forward pass if it reads none."""
@@ -106,7 +115,7 @@ class _Recomputed:
         """Return the graph."""
         one, size = self.one, self.one.num_ops
         origin = np.append(np.arange(size), [op for op, _ in self.copies]).astype(np.int64)
-        order = np.lexsort((origin, np.arange(len(origin)) < size, np.append(np.arange(size), self.before)))
+        order = np.lexsort((np.arange(len(origin)) < size, np.append(np.arange(size), self.before)))
         place = np.argsort(order)  # of each op, and of each copy
         nothing = {"pass": RECOMPUTATION, "param_bytes": 0, "trained_bytes": 0, "state_bytes": 0, "reads": ()}
         given: dict[int, dict[str, Any]] = {
@@ -180,9 +189,11 @@ class _Recomputed:
             if made_by < size:
                 if made_by in again and self.backward[last] and self.block[last] == self.block[made_by]:
                     held[tensor] = NOT_HELD
-            elif not self.backward[last]:
-                copy = self.copy.get((last, self.copies[made_by - size][1]))
-                held[tensor] = NOT_HELD if copy is None else place[copy]
+            else:
+                micro_batch = self.copies[made_by - size][1]
+                copy = self.copy.get((last, micro_batch))
+                own = self.backward[last] and one.micro_batches[last] == micro_batch
+                held[tensor] = held[tensor] if own else NOT_HELD if copy is None else place[copy]
         return held
 
 

@@ -29,6 +29,7 @@ from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.borders import never_cut
 from placeto.problem.step.forward_pass import before_loss
+from placeto.problem.step.layer_costs import waited_for
 from placeto.problem.step.plan import NO_PLAN, Chunk, Plan
 from placeto.problem.step.recomputation import RECOMPUTATION
 from placeto.simulator.schedule import Schedule, simulate
@@ -119,18 +120,14 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     """
     graph = schedule.problem.graph
     backward = np.array([part in BACKWARD_PASSES for part in graph.passes]) & (stage >= 0)
-    needed, sent = [False] * len(stage), [False] * len(stage)
-    both = backward[graph.edge_src] & backward[graph.edge_dst]
-    edges = sorted(zip(graph.edge_src[both].tolist(), graph.edge_dst[both].tolist(), strict=True), reverse=True)
-    number = stage.tolist()  # lists, as their items take less time than those of arrays
-    for src, dst in edges:  # ops of a captured graph are in program order
-        sent[src] |= number[dst] < number[src]
-        needed[src] |= sent[src] or (needed[dst] and number[dst] == number[src])
-    for src, dst in edges:
-        sent[src] &= not (needed[dst] and number[dst] == number[src])
-    chunk = list(zip(number, graph.micro_batches.tolist(), strict=True))
-    recomputing = {number[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
-    flows = {chunk[op] for op, is_needed in enumerate(needed) if is_needed and number[op] not in recomputing}
+    needed, sent = waited_for(graph, stage, backward), np.zeros(graph.num_ops, bool)
+    edges = np.flatnonzero(backward[graph.edge_src] & backward[graph.edge_dst])
+    src, dst = graph.edge_src[edges], graph.edge_dst[edges]
+    sent[src[stage[dst] < stage[src]]] = True
+    sent[src[needed[dst] & (stage[dst] == stage[src])]] = False
+    chunk = list(zip(stage.tolist(), graph.micro_batches.tolist(), strict=True))
+    recomputing = {int(stage[op]) for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
+    flows = {chunk[op] for op in np.flatnonzero(needed).tolist() if chunk[op][0] not in recomputing}
     kind = [""] * len(stage)
     for op in np.flatnonzero(stage >= 0).tolist():
         kind[op] = "F" if not backward[op] else "B" if chunk[op] not in flows else "I" if needed[op] else "W"
@@ -138,7 +135,7 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     for op in (op for op, part in enumerate(kind) if part == "I"):
         if chunk[op] not in weights:
             kind[op] = "B"  # torch takes no I without a W
-    return kind, np.array(sent)
+    return kind, sent
 
 
 def _ordered(
