@@ -18,6 +18,7 @@ from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.blocks import Blocks, find_blocks
 from placeto.problem.step.borders import Borders, find_borders
+from placeto.problem.step.recomputation import recomputed_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,27 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
 @lru_cache(maxsize=16)
 def _layers(problem: PlacementProblem, whole: bool) -> Layers:
     graph, busy = problem.graph, problem.busy_us.mean(axis=1)
+    number, crossing = _cut(graph, (busy > 0.0).tobytes(), whole)
+    parameters = np.where(np.array(graph.op_types) == "parameter", _bytes_made(graph), 0)
+    work_us, held = (np.bincount(number, weights=of) for of in (busy, parameters))
+    return Layers(graph, busy, number, work_us, held, crossing)
+
+
+@lru_cache(maxsize=32)
+def _cut(graph: ComputationGraph, takes_time: bytes, whole: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the layer of each op (N,), and the bytes that cross each border (L-1,).
+
+    A graph with recomputed blocks has the layers of the graph that it was made of.
+
+    Args:
+        graph: N ops.
+        takes_time: (N,) bool, as bytes: whether each op does.
+        whole: as in `layers`.
+    """
+    busy = np.frombuffer(takes_time, bool)
+    if (made_of := recomputed_of(graph)) is not None:
+        number, crossing = _cut(made_of.graph, busy[made_of.place].tobytes(), whole)
+        return number[made_of.origin], crossing
     modules, micro_batch = graph.modules, graph.micro_batches.tolist()
     order = graph.topological_order.tolist()
     backward = [kind in BACKWARD_PASSES for kind in graph.passes]
@@ -92,7 +114,7 @@ def _layers(problem: PlacementProblem, whole: bool) -> Layers:
             continue
         near = [where[p] for p in producers[op] if where[p] >= 0]
         if runs := runs_of.get(modules[op]):
-            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and busy[p] > 0.0]
+            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and busy[p]]
             later = [where[p] for p in producers[op] if backward[p] and where[p] >= 0]
             before = [run for run in runs if not later or run <= min(later)]
             where[op] = max([run for run in own if run in before] or before or runs)
@@ -107,9 +129,7 @@ def _layers(problem: PlacementProblem, whole: bool) -> Layers:
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)
     one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    members, is_member = set(one), np.isin(np.arange(graph.num_ops), one)
-    passed_on = graph.edge_tensor[is_member[graph.edge_src] & is_member[graph.edge_dst]]
-    made = _bytes_made(graph, np.isin(np.arange(len(graph.output_bytes)), passed_on))
+    members, made = set(one), _bytes_made(graph, np.isin(np.arange(len(graph.output_bytes)), graph.edge_tensor))
     crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
     for op in one:
         last = max([where[c] for c in consumers[op] if c in members], default=0)
@@ -120,10 +140,7 @@ def _layers(problem: PlacementProblem, whole: bool) -> Layers:
     beside = np.concatenate([[np.inf], crossing, [np.inf]])
     cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
     cut[last_before_loss:] = False
-    layer = np.concatenate([[0], cut.cumsum()])[where]
-    parameters = np.where(np.array(graph.op_types) == "parameter", _bytes_made(graph), 0)
-    work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
-    return Layers(graph, busy, layer, work_us, held, crossing[cut])
+    return np.concatenate([[0], cut.cumsum()])[where], crossing[cut]
 
 
 def _bytes_made(graph: ComputationGraph, counted: np.ndarray | bool = True) -> np.ndarray:
@@ -134,7 +151,7 @@ def _bytes_made(graph: ComputationGraph, counted: np.ndarray | bool = True) -> n
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
     """(N,) number of the run that each op is in: consecutive ops of one module in the forward pass of a micro-batch.
 
-    Only forward ops that have a module and take time (`busy` > 0) are in runs; all other ops have -1. Runs are numbered
+    Only forward ops that have a module and take time (`busy`) are in runs; all other ops have -1. Runs are numbered
     as they first come in topological order. Runs of different micro-batches have the same number if they are the same
     occurrence of the same module.
     """
@@ -144,7 +161,7 @@ def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
     where = [NO_MICRO_BATCH] * graph.num_ops
     for op in graph.topological_order.tolist():
         module, micro_batch = graph.modules[op], int(graph.micro_batches[op])
-        if module and busy[op] > 0.0 and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
+        if module and busy[op] and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
             met = seen.setdefault(micro_batch, {})
             if now.get(micro_batch) != module:
                 met[module], now[micro_batch] = met.get(module, -1) + 1, module

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -41,6 +42,22 @@ def recomputed(graph: ComputationGraph, blocks: tuple[str, ...]) -> ComputationG
         PlanError: the graph has no backward pass, or no op of one of the blocks.
     """
     return _Recomputed(graph, blocks).graph() if blocks else graph
+
+
+class MadeOf(NamedTuple):
+    """What a graph with recomputed blocks was made of."""
+
+    graph: ComputationGraph  # without recomputed blocks, N ops
+    origin: np.ndarray  # (ops,) int64, the op of that graph which each op is, or repeats
+    place: np.ndarray  # (N,) int64, the op which each op of that graph is
+
+
+_MADE_OF: WeakKeyDictionary[ComputationGraph, MadeOf] = WeakKeyDictionary()
+
+
+def recomputed_of(graph: ComputationGraph) -> MadeOf | None:
+    """Return what `recomputed` has made a graph of; None for other graphs."""
+    return _MADE_OF.get(graph)
 
 
 class _Recomputed:
@@ -126,7 +143,7 @@ class _Recomputed:
         edges = np.array([*self._edges()], np.int64).reshape(-1, 3)
         src, dst = place[edges[:, 0]], place[edges[:, 1]]
         by_reader = np.argsort(dst, kind="stable")
-        return ComputationGraph(
+        made = ComputationGraph(
             name=one.name,
             mode=one.mode,
             op_names=tuple(self._name(number) for number in order.tolist()),
@@ -137,6 +154,8 @@ class _Recomputed:
             edge_output=edges[by_reader, 2],
             **columns,
         )
+        _MADE_OF[made] = MadeOf(one, origin[order], place[:size])
+        return made
 
     def _name(self, number: int) -> str:
         if number < self.one.num_ops:

@@ -52,9 +52,7 @@ def assert_like_torch(graph: ComputationGraph, theirs: ComputationGraph, casts: 
     for dispatch in ("list", "priority"):
         mine, other = on_one(graph, dispatch), on_one(theirs, dispatch)
         assert mine.makespan_us == pytest.approx(other.makespan_us, rel=1e-9)
-        assert mine.peak_memory[0] == pytest.approx(other.peak_memory[0], rel=0.02 if casts else 1e-3)
-    problems = [PlacementProblem(each, CLUSTER) for each in (graph, theirs)]
-    assert len({len(layers(problem, False)) for problem in problems}) == 1
+        assert mine.peak_memory[0] == pytest.approx(other.peak_memory[0], rel=0.03 if casts else 1e-3)
 
 
 @pytest.mark.slow
@@ -93,6 +91,9 @@ def test_some_blocks_are_recomputed_as_torch_does(count: int, precision: str, dr
     mine = recomputed(graph, blocks)
     assert_like_torch(mine, captured(stack(dropout), count, blocks, precision=precision), precision == "bf16")
     assert recomputable(mine) == ("1", "3")
+    whole, cut = (layers(PlacementProblem(each, CLUSTER), False) for each in (graph, mine))
+    assert cut.crossing.tolist() == whole.crossing.tolist()
+    assert cut.number[[mine.index[name] for name in graph.op_names]].tolist() == whole.number.tolist()
     before, after = on_one(graph, "list"), on_one(mine, "list")
     assert after.peak_memory[0] < before.peak_memory[0]
     assert after.makespan_us > before.makespan_us
