@@ -131,7 +131,7 @@ def handed_over(values: Any) -> Any:
     """Arguments as a module gets them from a tool that moves them, as accelerate does; tensors are where they were."""
     if isinstance(values, Tensor | nn.Module):
         return values
-    if hasattr(values, "to"):
+    if hasattr(type(values), "to"):
         return values.to("cpu")
     if isinstance(values, Mapping):
         return type(values)({key: handed_over(part) for key, part in values.items()})  # type: ignore[call-arg]
@@ -145,7 +145,7 @@ def contents(values: Any) -> Iterator[Content]:
     """What is in each list and mapping in arguments, and in objects with ``to``; of the latter that isn't known."""
     if isinstance(values, Tensor | nn.Module):
         return
-    if hasattr(values, "to"):
+    if hasattr(type(values), "to"):
         yield values, [object()]
     elif isinstance(values, Mapping):
         yield values, [*values.keys(), *values.values()]

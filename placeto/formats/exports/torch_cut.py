@@ -121,8 +121,9 @@ def with_own_tables(traced: GraphModule) -> GraphModule:
         for node in _needed([source for reader in readers for source in _values(reader)], earlier, tables):
             stack = dict([*node.meta["nn_module_stack"].items()][:1])  # that of the model itself
             with graph.inserting_before(nodes[0]):
-                inputs = copies | {source: _empty(graph, source, stack) for source in _shapes(node)}
-                copies[node] = made = graph.node_copy(node, lambda each, inputs=inputs: inputs.get(each, each))
+                inputs = {source: copies.get(source, source) for source in _values(node)}
+                inputs |= {source: _empty(graph, source, stack) for source in _shapes(node)}
+                copies[node] = made = graph.node_copy(node, inputs.__getitem__)
             made.meta["nn_module_stack"] = stack
         for node in readers:
             for source in node.all_input_nodes:
@@ -153,7 +154,7 @@ def tables_of(traced: GraphModule) -> set[Node]:
 def _is_fixed(traced: GraphModule, node: Node) -> bool:
     """Return whether a node makes the same of the same in each micro-batch."""
     if node.op == "get_attr":
-        value = attrgetter(node.target)(traced)
+        value = attrgetter(str(node.target))(traced)
         return isinstance(value, Tensor) and not value.requires_grad
     drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return node.op == "call_function" and node.target is not aten_pipe_split_alias and not drawn
@@ -188,8 +189,8 @@ def _shapes(node: Node) -> set[Node]:
     place = _SHAPES.get(getattr(node.target, "overloadpacket", None))
     if place is None:
         return set()
-    others = [argument for number, argument in enumerate(node.args) if number != place]
-    return {node.args[place]} - set(others)  # type: ignore[arg-type]
+    others = {argument for argument in node.args[:place] if isinstance(argument, Node)}
+    return {argument for argument in node.args[place : place + 1] if isinstance(argument, Node)} - others
 
 
 def _values(node: Node) -> list[Node]:
