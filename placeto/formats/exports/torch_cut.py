@@ -44,6 +44,7 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
         gradients: whether the region computes gradients.
     """
     graph = traced.graph
+    without_gradients = {*tables_of(traced), *graph.find_nodes(op="get_attr")}
     for node in list(graph.nodes):
         if node.target is wrap_with_set_grad_enabled and not (node.args[0] and not gradients):
             enabled, region, *args = node.args
@@ -60,7 +61,7 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
             gradients
             and not enabled
             and any(
-                placeholder in changed and not (isinstance(arg, Node) and arg.op == "get_attr")
+                placeholder in changed and not (isinstance(arg, Node) and arg in without_gradients)
                 for placeholder, arg in zip(placeholders, args, strict=True)
             )
         ):
