@@ -67,11 +67,12 @@ def run(arguments: Arguments) -> None:
     name, batch = model.name, model.batch
     both = is_config(options.model) and can_checkpoint(model.module)
 
-    with ProgressBar("planning", total=len(counts)) as bar:
+    with ProgressBar("planning", total=len(counts) + 1) as bar:
 
         def problem_of(count: int, checkpoints: bool = False) -> PlacementProblem:
             parts = f"{count} micro-batch{'es' if count > 1 else ''}"
-            bar.advance(note=f"{parts}{' with checkpointing' if checkpoints else ''}")
+            parts += " with checkpointing" if checkpoints else ""
+            bar.update(bar.completed, f"capturing {parts}")
             if both:
                 checkpoint(model.module, checkpoints)
             try:
@@ -80,11 +81,13 @@ def run(arguments: Arguments) -> None:
                 if count == options.micro_batches:
                     raise UsageError(f"--micro-batches {count}: {error}") from None
                 raise
+            bar.advance("simulating ways to run it")
             return PlacementProblem(graph, cluster, costs)
 
         by = arguments.runnable_by
         checkpointed = partial(problem_of, checkpoints=True) if both else None
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, checkpointed)
+        bar.update(bar.total)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):

@@ -125,9 +125,10 @@ class Labels:
 
         def begin(module: nn.Module, arguments: Any, named: Any) -> Any:
             place, given = self._place, (arguments, tuple(named.values()))
-            self.sharing.called(place.module or "", given, names)
+            path = place.module or ""
+            self.sharing.called(path, given, names)
             makers = place.makers | self.sharing.makers(given)
-            hooked = module in with_tensors or unit_of(place.module or "") == place.module
+            hooked = bool(path) and (module in with_tensors or unit_of(path) == path)
             self._place = place._replace(
                 makers=makers - self.sharing.unmoved(module, given) if makers else makers,
                 contents=tuple(contents(given)) if hooked else (),

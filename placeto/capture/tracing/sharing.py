@@ -92,7 +92,7 @@ class Sharing:
 
     def ended(self, path: str, given: Iterable[Content]) -> None:
         """Note that a call has ended of a module that was given this, with what was in it."""
-        if path and any(map(_has_changed, given)):
+        if any(map(_has_changed, given)):
             self.writers[path] = None
 
     def returned(self, path: str, values: Any) -> None:
