@@ -1,8 +1,8 @@
 """Valid documents of every format, and how they are damaged: what `experiments.fuzz` reads.
 
 Documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers) or in
-their bytes, plain and compressed. Weights whose settings are changed get a right checksum; ONNX models are in
-`experiments.fuzz_onnx`.
+their bytes, plain and compressed. Weights whose settings are changed get a right checksum, and checkpoints get tensors
+of odd kinds; ONNX models are in `experiments.fuzz_onnx`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save
 
 import placeto
+from experiments.fuzz_checkpoints import checkpoint, odd_tensors
 from experiments.fuzz_onnx import MODELS, change_model, to_bytes
 from placeto.errors import ClusterError, CostsError, GraphError, PlacementError, PlacerError, TrainingError
 from placeto.evaluation.comparison import Row, load_rows, save_rows
@@ -139,6 +141,10 @@ EVIL: list[Any] = [
         "x." * 10_000,
         "training",
         "1e3",
+        "a\r\nb",
+        "\u202ea",
+        "a\x00b",
+        '$(id)\'"""',
     ),
     *([], {}, [[]], ["a"], [0], ["a", 0], ["a", 10**30], [["a", 0]], {"a": 1}, {"k80": 3.0}, [[0, 1e9], [1e9, 0]]),
     *(f"@raw{i}@" for i in range(len(RAW))),
@@ -226,6 +232,15 @@ def _weights(state: Any) -> bytes:
     """A file of weights, with a right checksum whatever its settings are."""
     text = _text(state).decode()
     return save(_PARAMETERS, {"placeto": text, "sha256": checksum(_PARAMETERS, text)})
+
+
+def _change_state(state: Any, rng: random.Random) -> None:
+    """Change one value of a checkpoint, or put a tensor of another kind in its place."""
+    if rng.random() < 0.5:
+        _change_value(state, rng)
+    elif places := list(_places(state)):
+        holder, key = rng.choice(places)
+        holder[key] = rng.choice(odd_tensors())
 
 
 def _use_placer(placer: Any, path: Path) -> None:
@@ -356,6 +371,15 @@ FORMATS: dict[str, Format] = {
     "STG": _lines(_STG, ".stg", stg),
     "weights": Format(
         (_SAVED,), ".safetensors", load_placer, TrainingError, _use_placer, _change_value, _weights, 1 / 2
+    ),
+    "checkpoint": Format(
+        (_SAVED | {"best_parameters": {name: torch.from_numpy(value) for name, value in _PARAMETERS.items()}},),
+        ".pt",
+        load_placer,
+        TrainingError,
+        _use_placer,
+        _change_state,
+        checkpoint,
     ),
     "ONNX": Format(MODELS, ".onnx", onnx_model.load, GraphError, _use_graph, change_model, to_bytes, 1 / 2),
 }

@@ -90,6 +90,10 @@ class StepTracer:
             phrases = ", ".join(dict.fromkeys(phrase for _, _, phrase in changes))
             refusal = self._refusal(phrases, signature, traced) if changes else ""
             self.state.restore()
+            writers = self._labels.sharing.writers
+            if writers and not self._is_same_on_copies(signature):
+                for path in writers:
+                    traced.meta["shared"].setdefault(path, {})[path] = None
             self._check_sizes(sizes)  # only now is it known whether the module returns numbers
             if mutates(traced):
                 traced = functional(traced, tree_flatten(self._values(self._micro_batches))[0])
@@ -99,6 +103,17 @@ class StepTracer:
         """Trace the step anew, and return its signature."""
         with self._contexts():
             return Signature.of_trace(self._record(), self._own_tensors)
+
+    def _is_same_on_copies(self, signature: Signature) -> bool:
+        """Whether the step computes the same if each module gets copies of the lists and mappings in its arguments."""
+        self._labels.handing_over = True
+        try:
+            return bool(Signature.of_trace(self._record(), self._own_tensors).whole == signature.whole)
+        except Exception:  # whatever a module raises that doesn't find what another one has written
+            return False
+        finally:
+            self._labels.handing_over = False
+            self.state.restore()
 
     def _refusal(self, changed: str, signature: Signature, traced: GraphModule) -> str:
         """Why a step whose forward changes attributes can't be run; "" if they have settled after the first step.

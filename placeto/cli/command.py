@@ -168,8 +168,12 @@ _OTHER_NAMES = {
         ("adam8bit", "adamw8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_bnb_8bit"),
         " States of 8 bits aren't modelled: adam is an upper bound.",
     ),
+    **dict.fromkeys(
+        ("--tensor-parallel", "--tensor-parallel-size", "--tensor_parallel_size", "--tp"),
+        " There is no tensor parallelism: pipelines and sharded parameters divide a model's memory too.",
+    ),
 }
-"""Names that others give to a choice -> what is said about them."""
+"""Names that others give to a choice or an option -> what is said about them."""
 
 
 def _one_line(report: str) -> str:
@@ -181,8 +185,10 @@ def _one_line(report: str) -> str:
     rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = _plain_types(" ".join(body[: rules[0]] if rules else body))
     sentence = re.sub(r"Expected one of \(([^)]*)\)(?: (?=\.))?", _choices, sentence)
-    given = re.match(r"invalid choice '([\w-]*)'", sentence)
-    return sentence + _OTHER_NAMES.get(given[1], "") if given else sentence or "the arguments can't be read"
+    if given := re.match(r"(?:invalid choice '|Unrecognized options: )([\w-]*)", sentence):
+        about = _OTHER_NAMES.get(given[1], "")
+        return f"{sentence.rstrip('.')}.{about}" if about else sentence
+    return sentence or "the arguments can't be read"
 
 
 def _plain_types(sentence: str) -> str:

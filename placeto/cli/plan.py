@@ -73,20 +73,22 @@ def run(arguments: Arguments) -> None:
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
 
-    with ProgressBar("planning", total=len(counts)) as bar:
+    with ProgressBar("planning", total=len(counts) + 1) as bar:
 
         def problem_of(count: int) -> PlacementProblem:
-            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
+            bar.update(bar.completed, f"capturing {count} micro-batch{'es' if count > 1 else ''}")
             try:
                 graph = model.capture(options, count)
             except CaptureError as error:
                 if count == options.micro_batches:
                     raise UsageError(f"--micro-batches {count}: {error}") from None
                 raise
+            bar.advance("simulating ways to run it")
             return PlacementProblem(graph, cluster, costs)
 
         by = arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
+        bar.update(bar.total)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):

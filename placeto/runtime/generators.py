@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.fx import Node
@@ -14,33 +14,6 @@ def draws(node: Node) -> bool:
     """Whether a call draws random numbers and can be given a generator."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(argument.name == "generator" for argument in schema.arguments)
-
-
-def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: Collection[Node]) -> dict[Node, int]:
-    """Find the calls that draw random numbers, aren't ops (such as `torch.rand(8)`) and are needed by several devices.
-
-    One device draws for all of them.
-
-    Args:
-        nodes: all nodes, in the order of the trace.
-        home: the device of each op.
-        needed: nodes that are called.
-
-    Returns:
-        By node, the device that draws: that of the node's first user.
-    """
-
-    def users(node: Node) -> list[int]:
-        parts = ([home[user]] if user in home else users(user) for user in node.users if user in needed)
-        return [number for part in parts for number in part]
-
-    drawn = {}
-    for node in nodes:
-        if node in needed and node not in home and draws(node):
-            devices = users(node)
-            if len(set(devices)) > 1:
-                drawn[node] = devices[0]
-    return drawn
 
 
 def generators(

@@ -38,7 +38,7 @@ from placeto.capture.tracing.dependencies import needed_by
 from placeto.errors import RunError
 from placeto.problem.messages import quote
 from placeto.runtime.changed_buffers import State
-from placeto.runtime.generators import drawn_for_several, generators
+from placeto.runtime.generators import generators
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.measuring.meter import Meter
@@ -290,8 +290,6 @@ class _Plan:
             else:
                 self.home |= {nodes[name]: int(placement[op]) for name in names}
         self.of_ops = set(self.home)
-        alone = drawn_for_several(nodes.values(), self.home, needed)
-        self.home |= alone
         stray: dict[int, list[Node]] = defaultdict(list)
         for node in nodes.values():
             if node in needed and node.op == "call_function" and node not in self.home and not is_constant(node):
@@ -307,8 +305,6 @@ class _Plan:
         self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
         self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # by (value, sender, receiver)
         self.owner: dict[Node, int] = {}  # which program returns each output
-        for node, number in alone.items():  # before all ops, so that no device waits for them
-            self._call(node, number)
         for number, ops in enumerate(order):
             for names in ((), *(capture.nodes[op] for op in ops)):  # strays may come before the first op
                 for node in (nodes[name] for name in names):

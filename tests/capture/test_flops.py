@@ -99,6 +99,22 @@ def test_fused_attention_of_frozen_encoders_is_counted(frozen: bool) -> None:
     assert ("aten._native_multi_head_attention" in graph.op_types) == frozen
 
 
+def test_an_encoder_layer_in_one_kernel_is_counted_as_its_parts() -> None:
+    d, h, x = 16, 32, r(3, 5, 16)
+    layer = nn.TransformerEncoderLayer(d, 2, h, batch_first=True).eval().requires_grad_(False)
+
+    def fused(self: Any, x: Tensor) -> Tensor:
+        attention, layer = self.layer.self_attn, self.layer
+        before = x, d, 2, attention.in_proj_weight, attention.in_proj_bias, *attention.out_proj.parameters()
+        norms = *layer.norm1.parameters(), *layer.norm2.parameters()
+        weights = *layer.linear1.parameters(), *layer.linear2.parameters()
+        return torch._transformer_encoder_layer_fwd(*before, False, False, 1e-5, *norms, *weights)
+
+    graph, parts = capture_inference(Made(fused, layer=layer), [x]), capture_inference(layer, [x])
+    assert graph.op_types[-1] == "aten._transformer_encoder_layer_fwd"
+    assert graph.flops.sum() == parts.flops.sum() > 4 * x.numel() * h
+
+
 def test_tf32_is_for_products_alone() -> None:
     graph = capture_inference(trained(lambda a, b: torch.linalg.cholesky(a @ b), r(4, 4)), [r(4, 4)], precision="tf32")
     dtypes = dict(zip(graph.op_types, graph.dtypes, strict=True))

@@ -13,6 +13,7 @@ from placeto.capture.building.loss_reductions import LossWarning
 from placeto.capture.trace import capture_training
 
 CLASSES, NUMBERS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.rand(8, 3)
+MASK = torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 1])
 SOME_IGNORED = torch.tensor([0, -100, 2, 0, 1, 2, 0, 1])
 Loss = Callable[..., Tensor]
 TOLD: dict[str, tuple[Loss, Tensor, str]] = {
@@ -25,6 +26,22 @@ TOLD: dict[str, tuple[Loss, Tensor, str]] = {
     "another index": (lambda y, t: F.cross_entropy(y, t, ignore_index=0), CLASSES, "ignores some targets"),
     "smooth": (lambda y, t: F.cross_entropy(y, t, ignore_index=0, label_smoothing=0.1), CLASSES, "ignores some"),
     "padded targets": (F.cross_entropy, SOME_IGNORED, "ignores some targets"),
+    "masked": (lambda y, t: (y.square().mean(1) * t).sum() / t.sum(), MASK, "a masked mean"),
+    "at least one": (lambda y, t: (y[:, 0] * t).sum() / t.sum().clamp(min=1), MASK, "a masked mean"),
+    "mean of a mask": (lambda y, t: (y.mean(1) * t).mean() / t.mean(), MASK, "a masked mean"),
+    "weighted": (lambda y, t: (F.nll_loss(y, t, reduction="none") * t).sum() / t.sum(), CLASSES, "a masked mean"),
+    "overlap": (lambda y, t: (y * t).sum() / (y.sum() + t.sum()), NUMBERS, "a masked mean"),
+    "norm": (lambda y, t: (y - t).norm(), NUMBERS, "vector_norm over samples"),
+    "root": (lambda y, t: F.mse_loss(y, t).sqrt(), NUMBERS, "sqrt of a mean or a sum over samples"),
+    "square of a mean": (lambda y, t: (y - t).mean(0).square().sum(), NUMBERS, "pow of a mean"),
+    "dot": (lambda y, t: torch.dot(y.flatten(), t.flatten()), NUMBERS, "a sum"),
+    "einsum": (lambda y, t: torch.einsum("bi,bi->", y, t), NUMBERS, "a sum"),
+    "maximum": (lambda y, t: (y - t).abs().max(), NUMBERS, "max over samples"),
+    "maxima": (lambda y, t: (y - t).T.max(1).values.mean(), NUMBERS, "max over samples"),
+    "logsumexp": (lambda y, t: (y - t).logsumexp(0).mean(), NUMBERS, "logsumexp over samples"),
+    "variance": (lambda y, t: (y - t).var(), NUMBERS, "var over samples"),
+    "distance": (lambda y, t: torch.dist(y, t), NUMBERS, "dist over samples"),
+    "highest": (lambda y, t: (y - t).flatten().topk(2).values.mean(), NUMBERS, "topk over samples"),
     "weights": (lambda y, t: F.cross_entropy(y, t, weight=torch.ones(3)), CLASSES, "weights classes"),
 }
 NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
@@ -37,6 +54,14 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
     "batchmean": (lambda y, t: F.kl_div(y, t, reduction="batchmean"), NUMBERS),
     "of each sample": (lambda y, t: (y - t).square().sum(1).mean(), NUMBERS),
     "several heads": (lambda y, t: torch.stack([F.mse_loss(y, t), F.l1_loss(y, t)]).sum(), NUMBERS),
+    "norm of each sample": (lambda y, t: (y - t).norm(dim=1).mean(), NUMBERS),
+    "maximum of each": (lambda y, t: (y - t).T.max(0).values.mean(), NUMBERS),
+    "masked in each": (lambda y, t: ((y * (t > 0)).sum(1) / (t > 0).sum(1)).mean(), NUMBERS),
+    "product of each": (lambda y, t: torch.einsum("bi,bi->b", y, t).mean(), NUMBERS),
+    "sum of means": (lambda y, t: (y - t).square().mean(0).sum(), NUMBERS),
+    "means of columns": (lambda y, t: sum(F.mse_loss(y[:, i], t[:, i]) for i in range(3)) / 3, NUMBERS),
+    "flat": (lambda y, t: F.cross_entropy(y.view(-1, 3), t.view(-1)), CLASSES),
+    "focal": (lambda y, t: (1 - (e := F.cross_entropy(y, t, reduction="none")).neg().exp()).mul(e).mean(), CLASSES),
 }
 
 

@@ -36,3 +36,11 @@ def test_frozen_parameters_have_none_and_constant_gradients_no_edge() -> None:
     assert updates == ["added/adam"]
     assert record(graph, "added/adam")["inputs"] == [["added", 0]]
     assert record(graph, "added/adam")["colocation"] == record(graph, "added")["colocation"]
+
+
+@pytest.mark.parametrize("optimizer_step", [False, True])
+def test_optimizers_that_do_not_exist_are_refused(optimizer_step: bool) -> None:
+    with pytest.raises(ValueError, match=r"optimizer must be one of .*adam.*, not 'rprop'"):
+        capture_training(
+            nn.Linear(2, 2), [meta(2, 2)], lambda y: y.sum(), optimizer="rprop", optimizer_step=optimizer_step
+        )

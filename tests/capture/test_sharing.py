@@ -112,6 +112,65 @@ def test_tensors_that_are_no_arguments() -> None:
     assert needs(capture_inference(named, [X])) == {}
 
 
+def test_modules_that_change_a_list_or_a_mapping_that_they_are_given() -> None:
+    """Where others see it: of what is returned, and of what nobody reads later, a copy may be changed."""
+
+    def writes(m: Any, x: Tensor, notes: Any) -> Any:
+        notes["x"] = m.inner(x)
+        return notes
+
+    def appends(m: Any, x: Tensor, left: Any) -> Any:
+        left[0].append(m.inner(x))
+        return x
+
+    def pops(m: Any, x: Tensor, left: Any) -> Any:
+        return m.inner(x) + left.pop()
+
+    def counts(m: Any, x: Tensor, calls: Any) -> Any:
+        calls["n"] += 1
+        return m.inner(x) * calls["n"]
+
+    class Holder:
+        """An object that tools know how to move, into a new one."""
+
+        def __init__(self, x: Tensor) -> None:
+            self.x = x
+
+        def to(self, device: Any) -> "Holder":
+            return Holder(self.x.to(device))
+
+    def holds(m: Any, x: Tensor, holder: Any) -> Any:
+        holder.x = m.inner(x)
+        return x
+
+    def case(second: Forward, make: Forward, read: Forward) -> nn.Module:
+        def compute(m: Any, x: Tensor) -> Any:
+            given = make(x)
+            return read(m.second(m.first(x), given), given)
+
+        return model(second, compute)
+
+    lost = [
+        case(writes, lambda x: {}, lambda y, given: given["x"]),
+        case(appends, lambda x: ([],), lambda y, given: given[0][0]),
+        case(pops, lambda x: [x, x * 2], lambda y, given: given[-1] + y),
+        case(counts, lambda x: {"n": 0}, lambda y, given: y * given["n"]),
+        case(holds, Holder, lambda y, given: given.x),
+    ]
+    kept = [
+        case(writes, lambda x: {}, lambda y, given: y["x"]),
+        case(pops, lambda x: [x, x * 2], lambda y, given: y),
+        case(lambda m, x, given: m.inner(x) + given["x"][0], lambda x: {"x": [x]}, lambda y, given: y + given["x"][0]),
+    ]
+    for module in lost:
+        for graph in (capture_inference(module, [X]), capture_training(module, [X], lambda y: y.sum())):
+            ((path, names),) = needs(graph).items()
+            assert path.startswith("second")
+            assert path in names
+    for module in kept:
+        assert needs(capture_inference(module, [X])) == {}
+
+
 def test_modules_that_are_called_in_others() -> None:
     far, act = layer(), nn.GELU()
     block = Made(lambda m, x: m.inner(through(m.kept, x)), inner=layer(), kept=[far, act])

@@ -1,5 +1,6 @@
 """Small models that are divided between devices, each with something that a device map has to mind."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +304,52 @@ def skips() -> nn.Module:
     return Made(model, blocks=blocks, last=linears(3), left=left)
 
 
+def u_turn() -> nn.Module:
+    """Blocks that leave what they return on a stack, which the blocks behind them take: the first gets it twice."""
+
+    def push(m: Any, x: Tensor, left: Any) -> Tensor:
+        left.append(x := m.inner(x))
+        return x
+
+    def pop(m: Any, x: Tensor, left: Any) -> Tensor:
+        return m.inner(x) + left.pop()  # type: ignore[no-any-return]
+
+    def model(m: Any, x: Tensor) -> Tensor:
+        left = deque[Tensor]()
+        for block in m.blocks:
+            x = block(x, left)
+        return m.last(x)  # type: ignore[no-any-return]
+
+    blocks = nn.ModuleList(Made(compute, inner=nn.Linear(8, 8)) for compute in (push, push, push, pop, pop, pop))
+    return Made(model, blocks=blocks, last=nn.Linear(8, 8))
+
+
+def notes() -> nn.Module:
+    """Blocks that write into a dictionary that they are given, of which accelerate gives them copies."""
+
+    def compute(m: Any, x: Tensor, notes: dict[str, Tensor]) -> Tensor:
+        notes["sum"] = notes["sum"] + (x := m.inner(x)).mean()
+        return x
+
+    def model(m: Any, x: Tensor) -> Tensor:
+        notes = {"sum": x.new_zeros(())}
+        for block in m.blocks:
+            x = block(x, notes)
+        return x + notes["sum"]
+
+    return Made(model, blocks=changing(compute))
+
+
+def states() -> nn.Module:
+    """Blocks that change the dictionary that they are given, and return it."""
+
+    def compute(m: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state["x"] = m.inner(state["x"])
+        return state
+
+    return Made(lambda m, x: through(m.blocks, {"x": x})["x"], blocks=changing(compute))  # type: ignore[arg-type]
+
+
 def passed() -> nn.Module:
     """Norms in a list that is an argument: accelerate moves all of them to the device of the module that gets it."""
 
@@ -343,9 +390,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     for kind in (
         class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
         attention, u_net, wrapped, peeks, stream, cache, shortcuts, activations_in_place, given_back, adapters,
-        far_norm, one_activation, hooked, skips, passed, grandchildren,
+        far_norm, one_activation, hooked, skips, u_turn, notes, states, passed, grandchildren,
     )
 }  # fmt: skip
 WORDS = {"borrowed", "tied", "shared_embedding"}
-UNDIVIDED = {"scales", "given_back"}
-"""Models that can't be on two devices: an op reads what several of their modules give."""
+UNDIVIDED = {"scales", "given_back", "notes"}
+"""Models that can't be on two devices: an op reads what several of their modules give, or a copy would be changed."""

@@ -101,6 +101,14 @@ def test_notes_name_modules_that_share_tensors() -> None:
     )
 
 
+def test_models_that_change_lists_or_mappings_of_others_are_on_one_device() -> None:
+    found = placed(divided.notes(), X, {"blocks.1": 1})
+    assert len(set(found.modules.values())) == 1
+    why = "blocks.0 changes a list or a mapping that it is given, and accelerate gives it a copy"
+    assert found.step.notes[0] == f"blocks.1 and blocks.0 share a device: {why}"
+    assert set(placed(divided.states(), X, {"blocks.1": 1}).modules.values()) == {0, 1}
+
+
 def test_modules_without_tensors_run_where_they_are_called() -> None:
     found = placed(divided.far_norm(), X, {"first.1": 1})
     assert found.modules == {"first.0": 0, "first.1": 1, "first.2": 0, "last": 0, "norm": 0}, "no entry for act"

@@ -92,6 +92,74 @@ def test_each_stage_computes_the_tables_that_it_reads(region: Callable[[], Any])
     assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))  # type: ignore[arg-type]
 
 
+def positions(x: Tensor) -> Tensor:
+    """A table that is filled in place, part by part."""
+    table, numbers = x.new_empty(len(x), 8), torch.arange(len(x)).type_as(x)[:, None]
+    table[:, 0::2] = numbers.sin()
+    table[:, 1::2].zero_().add_(numbers.cos())
+    return table
+
+
+def doubled(x: Tensor) -> Tensor:
+    """A table that is changed where no gradient is computed."""
+    table = torch.tensor([1.0, 2.0]).repeat(4).expand_as(x).clone()
+    with torch.no_grad():
+        table[1:].mul_(2)
+    return table
+
+
+TABLES: list[Callable[[Tensor], Tensor]] = [
+    positions,
+    doubled,
+    lambda y: torch.full((len(y), 8), -1.0).triu_(1).exp_(),
+    lambda y: torch.ones_like(y).cumsum(0).masked_fill_(torch.eye(len(y), 8).bool(), 0.5),
+    lambda y: y.new_full((8,), 2.0),
+    lambda y: torch.zeros(len(y), 8).view(-1).add_(1).view_as(y),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("late", [False, True])
+def test_tables_may_be_made_in_place_and_of_shapes(table: Callable[[Tensor], Tensor], late: bool) -> None:
+    """By the shape of the model's input, or of what the first layer makes of it."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        shared = table(model.layers[0](x) if late else x)
+        for layer in model.layers:
+            x = layer(x * shared)
+        return x
+
+    model, x = Made(forward, layers=linears(4, 8)), torch.rand(4, 8)
+    whole = copy.deepcopy(model)
+    cut = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x])
+    output = x
+    for number in range(4):
+        output = cut.get_stage_module(number)(output)
+    assert torch.equal(output, whole(x))
+    output.square().sum().backward()
+    whole(x).square().sum().backward()
+    gradients = [p.grad for number in range(4) for p in cut.get_stage_module(number).parameters()]
+    assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_that_changes_is_in_each_stage_what_it_is_there() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        table = torch.ones(4, 8)
+        for layer in model.layers:
+            x = layer(x) + table
+            table.mul_(2)
+        return x
+
+    model, x = Made(forward, layers=linears(4, 8)), torch.rand(4, 8)
+    expected = copy.deepcopy(model)(x)
+    cut, output = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x]), x
+    for number in range(4):
+        output = cut.get_stage_module(number)(output)
+    assert torch.equal(output, expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_no_gradient_flows_out_of_no_grad() -> None:
     class Scale(nn.Linear):

@@ -159,6 +159,9 @@ def test_every_plan_keeps_its_stages_or_is_refused_before_it_is_placed(name: str
     [
         (lambda x: torch.arange(WIDTH, dtype=x.dtype).cos(), ""),
         (lambda x: torch.ones(len(x), 1).tril(), ""),
+        (lambda x: torch.full((len(x), WIDTH), -1.0).triu_(1).exp_(), ""),
+        (lambda x: torch.rand(WIDTH), "more than one stage later"),
+        (lambda x: torch.rand(WIDTH).cos(), "more than one stage later"),
         (lambda x: torch.rand_like(torch.arange(WIDTH, dtype=x.dtype).cos()), "more than one stage later"),
         (lambda x: torch.nn.functional.dropout(torch.ones(WIDTH)), "more than one stage later"),
         (lambda x: x.mean(0).cos(), "more than one stage later"),

@@ -36,7 +36,7 @@ def test_what_is_mutated_is_accepted_before(tmp_path: Path, name: str) -> None:
 def test_the_table_counts_every_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(FuzzConfig(documents=150, seed=1, out=tmp_path / "fuzz"))
     table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert len(table) == 2 + 22 + 1
+    assert len(table) == 2 + 2 * len(FORMATS) + 1
     documents, accepted, refused, other, deaths = (int(cell) for cell in table[-1][2:7])
     onnx = [int(line[2]) for line in table if line[0] == "| ONNX"]
     assert (sum(onnx), other, deaths) == (30, 0, 0)

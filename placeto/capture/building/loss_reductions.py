@@ -1,9 +1,16 @@
-"""Losses that mean something else in micro-batches, of whose losses a step takes the mean, than on the whole batch."""
+"""Losses that mean something else in micro-batches, of whose losses a step takes the mean, than on the whole batch.
+
+Of each traced value that depends on the batch it is known whether it has the samples apart, in one of its dimensions,
+or how it combines them. The mean over all samples is the mean over micro-batches, and so is what is linear in it. What
+else combines samples isn't: a sum, a mean of some samples, a maximum, the root of a mean.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -14,62 +21,191 @@ from placeto.capture.tracing.dependencies import needed_by
 
 aten = torch.ops.aten
 _MEAN, _SUM, _IGNORED = 1, 2, -100  # torch's numbers of reductions, and its usual `ignore_index`
-_CHOSEN = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
-_TARGET, _WEIGHT = 1, 2  # places among the arguments of these
+_TARGET = 1  # place among the arguments of `_CHOSEN`
+
+
+def _packets(names: str) -> set[Any]:
+    return {getattr(aten, name) for name in names.split()}
+
+
+_CHOSEN = _packets("nll_loss_forward nll_loss2d_forward")
+_MEANS, _SUMS = _packets("mean"), _packets("sum nansum count_nonzero")
+_OTHERS = _packets(
+    "amax amin max min prod linalg_vector_norm norm logsumexp var std var_mean std_mean median mode topk "
+    "kthvalue any all"
+)
+_PRODUCTS = _packets("mm addmm bmm baddbmm mv dot")
+_SECOND_FACTORS = ("mat2", "batch2", "vec", "tensor")
+_VIEWS = _packets("view _unsafe_view reshape")
+_LINEAR = {*_MEANS, *_SUMS, *_VIEWS, operator.getitem} | _packets(
+    "add sub rsub neg mul div cat stack expand clone _to_copy alias detach select slice squeeze unsqueeze permute "
+    "transpose t nan_to_num"
+)
+
+_IS_SUM = "it is a sum over samples, and the mean over micro-batches is a fraction of it"
+_IS_RATIO = (
+    "it multiplies or divides two values that depend on the samples, as a masked mean does, and micro-batches count "
+    "alike whatever theirs are"
+)
+_IS_FUNCTION = "it takes {} over samples, and the mean over micro-batches is another number"
 
 
 class LossWarning(UserWarning):
     """The loss of a step in micro-batches isn't the loss of the whole batch."""
 
 
+@dataclass(frozen=True)
+class _Apart:
+    """What a value is that has the samples apart."""
+
+    dim: int | None  # the dimension in which they are, as its outermost part; None = that can't be seen
+
+
+@dataclass(frozen=True)
+class _Combined:
+    """What a value is that combines the samples."""
+
+    why: str = ""  # why the value of the batch isn't the mean over micro-batches; "" = it is
+
+
 def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> str:
     """Say why the mean over micro-batches isn't the loss of the batch; "" if that can't be seen.
-
-    Ops that combine single numbers are followed back to those that make numbers of tensors. A sum that is divided by
-    the number of samples, or by a multiple of it, is a mean.
 
     Args:
         traced: a training step of a micro-batch, functional; its first output is the loss divided by their number.
         rows: the number of samples of a micro-batch.
         batch: each input that micro-batches split -> its values for the whole batch.
     """
-    loss = next(iter(traced.graph.find_nodes(op="output"))).args[0][0]
-    pending, seen = [(loss.args[0], False)], set[Node]()
-    while pending:
-        node, divided = pending.pop()
-        if node in seen or node.op != "call_function" or not needed_by([node]) & batch.keys():
-            continue
-        seen.add(node)
-        if node.target is operator.getitem:
-            pending.append((cast(Node, node.args[0]), divided))
-            continue
-        named = _arguments(node)
-        reduction = named.get("reduction")
-        if node.target in _CHOSEN and reduction == _MEAN:
-            if named.get("weight") is not None:
-                return "it weights classes, and each micro-batch divides by the weights of its own targets"
-            ignored = named.get("ignore_index")
-            if ignored != _IGNORED or _holds(cast(Node, node.args[_TARGET]), ignored, batch):
-                return "it ignores some targets, and micro-batches count alike however many they have left"
-        elif reduction is None and all(map(_is_number, node.all_input_nodes)):
-            by = node.args[-1] if getattr(node.target, "overloadpacket", None) is aten.div else None
-            divided |= isinstance(by, Node) or (by is not None and by % rows == 0)
-            pending += [(source, divided) for source in node.all_input_nodes]
-        elif not divided and (reduction == _SUM or getattr(node.target, "overloadpacket", None) is aten.sum):
-            return "it is a sum over samples, and the mean over micro-batches is a fraction of it"
+    loss = next(iter(traced.graph.find_nodes(op="output"))).args[0][0].args[0]
+    needed, states = needed_by([loss]), dict[Node, _Apart | _Combined]()
+    for node in traced.graph.nodes:
+        if node in batch:
+            states[node] = _Apart(0)
+        elif (
+            node in needed and any(source in states for source in node.all_input_nodes) and not _is_absent(node, batch)
+        ):
+            apart = {source: s.dim for source in node.all_input_nodes if isinstance(s := states.get(source), _Apart)}
+            if not apart:
+                states[node] = _combined_further(node, rows, states)  # type: ignore[arg-type]
+            elif why := _ignoring(node, batch):
+                states[node] = _Combined(why)
+            else:
+                states[node] = _of_samples(node, rows, apart)
+    state = states.get(loss)
+    return state.why if isinstance(state, _Combined) else ""
+
+
+def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -> _Combined:
+    """What a value is that is made of values that combine samples, and of others that don't depend on the batch."""
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    reasons = [states[source].why for source in node.all_input_nodes if source in states]
+    why = next(filter(None, reasons), "")
+    if packet in (aten.mul, aten.div):
+        first, second = cast(tuple[Any, Any], node.args[:2])
+        if second in states and (first in states or packet is aten.div):
+            return _Combined(_IS_RATIO)
+        if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or second % rows == 0):
+            return _Combined()
+    if packet not in _LINEAR and why in ("", _IS_SUM):
+        return _Combined(_IS_FUNCTION.format(f"{packet.__name__} of a mean or a sum"))
+    return _Combined(why)
+
+
+def _is_absent(node: Node, batch: Mapping[Node, Any]) -> bool:
+    """Whether a node compares targets with a value that none of them has, as the one that is ignored."""
+    if node.target not in (aten.eq.Scalar, aten.ne.Scalar):
+        return False
+    target, value = cast(tuple[Node, Any], node.args)
+    return not _layout(target).is_floating_point() and not _holds(target, value, batch)
+
+
+def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apart | _Combined:
+    """What a value is that is made of values with the samples apart.
+
+    Args:
+        node: the node of the value.
+        rows: the number of samples.
+        apart: those of its sources that have the samples apart -> the dimension.
+    """
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    named = _arguments(node)
+    if named.get("reduction") in (_MEAN, _SUM):
+        return _Combined(_IS_SUM if named["reduction"] == _SUM else "")
+    if packet is aten.masked_select or (packet is aten.index and _is_mask(named["indices"])):
+        return _Combined(_IS_FUNCTION.format("some elements"))
+    if None in apart.values():
+        return _Apart(None)
+    source, dim = next(iter(apart.items()))
+    before, after, dim = _layout(source), _layout(node), cast(int, dim)
+    if packet in _MEANS | _SUMS | _OTHERS and "other" not in named:
+        over = _dims(named.get("dim"), before)
+        if dim in over:
+            other = _IS_FUNCTION.format(packet.__name__)
+            return _Combined("" if packet in _MEANS else _IS_SUM if packet in _SUMS else other)
+        dim -= 0 if after.dim() == before.dim() else sum(place < dim for place in over)
+    elif packet in _PRODUCTS:
+        second = any(named.get(name) is source for name in _SECOND_FACTORS)
+        if dim == (max(before.dim() - 2, 0) if second else before.dim() - 1):
+            return _Combined(_IS_SUM)
+    elif packet in _VIEWS:
+        outer = [prod(after.shape[:place]) == prod(before.shape[:dim]) for place in range(after.dim())]
+        dim = max((place for place, same in enumerate(outer) if same), default=-1)
+    else:
+        dim = _moved(packet, named, dim, before, after)
+    if after.numel() == 1 < before.numel():
+        return _Combined(_IS_FUNCTION.format(packet.__name__))
+    return _Apart(dim if 0 <= dim < after.dim() and after.shape[dim] % rows == 0 else None)
+
+
+def _moved(packet: Any, named: Mapping[str, Any], dim: int, before: Tensor, after: Tensor) -> int:
+    """The dimension that has the samples after an op that computes for each of them; -1 if that isn't known."""
+    if packet is aten.permute:
+        return _dims(named["dims"], before).index(dim)
+    if packet in (aten.transpose, aten.t):
+        first, second = _dims([named.get("dim0", 0), named.get("dim1", 1)], before)
+        return {first: second, second: first}.get(dim, dim)
+    if packet in (aten.unsqueeze, aten.stack):
+        return dim + (_dims(named.get("dim", 0), after)[0] <= dim)
+    if packet in (aten.select, aten.squeeze):
+        over = _dims(named.get("dim"), before)
+        gone = over if packet is aten.select else [place for place in over if before.shape[place] == 1]
+        return -1 if dim in gone else dim - sum(place < dim for place in gone)
+    place = dim + max(after.dim() - before.dim(), 0)  # broadcast
+    return place if place < after.dim() and after.shape[place] == before.shape[dim] else -1
+
+
+def _dims(given: Any, tensor: Tensor) -> list[int]:
+    """Dimensions as an op is given them, one, several, or none for all, counted from the first."""
+    places = [given] if isinstance(given, int) else given or range(tensor.dim())
+    return [place % tensor.dim() for place in places]
+
+
+def _layout(node: Node) -> Tensor:
+    value = node.meta["val"]
+    return next(part for part in value if isinstance(part, Tensor)) if isinstance(value, list | tuple) else value
+
+
+def _is_mask(indices: Any) -> bool:
+    return any(isinstance(index, Node) and _layout(index).dtype is torch.bool for index in indices)
+
+
+def _ignoring(node: Node, batch: Mapping[Node, Any]) -> str:
+    """Say why a mean of losses of classes leaves out targets, or weights them; "" if it is none, or doesn't."""
+    chosen = getattr(node.target, "overloadpacket", None) in _CHOSEN
+    if not chosen or (named := _arguments(node))["reduction"] != _MEAN:
+        return ""
+    if named.get("weight") is not None:
+        return "it weights classes, and each micro-batch divides by the weights of its own targets"
+    ignored = named["ignore_index"]
+    if ignored != _IGNORED or _holds(cast(Node, node.args[_TARGET]), ignored, batch):
+        return "it ignores some targets, and micro-batches count alike however many they have left"
     return ""
 
 
 def _arguments(node: Node) -> dict[str, Any]:
-    names = (argument.name for argument in node.target._schema.arguments)  # type: ignore[union-attr]
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-def _is_number(node: Node) -> bool:
-    """Whether a node makes a number, or puts numbers together, such as the losses of several heads."""
-    value, packet = node.meta["val"], getattr(node.target, "overloadpacket", None)
-    parts = [source.meta["val"] for source in node.all_input_nodes] if packet in (aten.cat, aten.stack) else [value]
-    return all(isinstance(part, Tensor) and part.numel() == 1 for part in parts)
+    schema = getattr(node.target, "_schema", None)
+    usual = {argument.name: argument.default_value for argument in schema.arguments} if schema else {}
+    return usual | dict(zip(usual, node.args, strict=False)) | dict(node.kwargs)
 
 
 def _holds(target: Node, ignored: Any, batch: Mapping[Node, Any]) -> bool:

@@ -94,6 +94,7 @@ def _shared_with(
 ) -> tuple[tuple[str, ...], ...]:
     """(N,) for an op of each module that needs tensors of others themselves, the paths of these others.
 
+    The op's own module is among them if the module changes a list or a mapping that it is given.
     Parameters aren't among these tensors: the graph says which ops read them. The arguments are those of `with_names`.
     """
     leaves = {path: not list(part.children()) for path, part in module.named_modules(remove_duplicate=False)}
@@ -126,7 +127,8 @@ def _shared_with(
         ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
         there = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
         if path in leaves and path and there:
-            names[there[0]] = tuple(sorted({*names[there[0]], *owners}))
+            own = {graph.modules[there[0]]} if path in makers else set[str]()
+            names[there[0]] = tuple(sorted({*names[there[0]], *owners, *own}))
     return tuple(names)
 
 

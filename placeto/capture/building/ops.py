@@ -169,7 +169,9 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     packet = getattr(node.target, "overloadpacket", node.target)
     value = node.meta["val"]
     outputs = value if isinstance(value, list | tuple) else [value]
-    if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    constant = packet in CONSTANT_LIKE or not (sources or draws)
+    if constant or not any(isinstance(o, Tensor) for o in outputs):
         return None
     label = node.meta["label"]
     kind = str(packet)
@@ -206,7 +208,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
         for place, value in enumerate(map(builder.values.get, sources))
         if isinstance(value, BufferValue)
     ]
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if draws:
         builder.random.add(op)
     builder.records[op] |= builder.cost(node)
     _settle(builder, op, sources)

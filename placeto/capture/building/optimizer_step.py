@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from placeto.problem.checks import check_choice
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import HALVES
 from placeto.problem.graph.memory_fields import OPTIMIZERS
@@ -28,11 +27,7 @@ def with_optimizer_step(
         optimizer: one of `OPTIMIZERS`.
         master_weights: see `with_optimizer`; the op of a 16-bit parameter then reads and writes the copy in place of
             the weight, and also writes the weight.
-
-    Raises:
-        ValueError: no such optimizer.
     """
-    check_choice(optimizer, OPTIMIZERS, "optimizer", ValueError)
     records = graph.to_ops()
     accesses = 1 + OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
     for path, gradient in gradients.items():

@@ -114,8 +114,8 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, width: int, *args: Any, out_val: Any
 
 def _encoder_layer(x: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """FLOPs of `nn.TransformerEncoderLayer` in one kernel: attention and two linear layers, of x (B, L, D)."""
-    inner = args[12].shape[0] if len(args) > 12 else kwargs["ffn_weight_1"].shape[0]
-    return _heads(x, x, x, width, out_val=out_val) + 4 * x.numel() * inner
+    weight = args[12]  # of the first of these layers
+    return _heads(x, x, x, width, out_val=out_val) + 4 * x.numel() * weight.shape[0]
 
 
 def _rows(a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:

@@ -15,7 +15,7 @@ from torch.fx import Node
 from placeto.capture.tracing.dependencies import behind
 from placeto.capture.tracing.draws import Draws
 from placeto.capture.tracing.lifetimes import Lifetimes
-from placeto.capture.tracing.sharing import Sharing
+from placeto.capture.tracing.sharing import Content, Sharing, contents, handed_over
 from placeto.problem.graph.module_paths import inside, unit_of
 from placeto.problem.step.micro_batches import NO_CALL
 
@@ -44,6 +44,7 @@ class _Place(NamedTuple):
     call: int = NO_CALL
     callers: tuple[str, ...] = ()
     makers: frozenset[Node] = frozenset()  # makers of the tensors that a tool has moved to the device of the module
+    contents: tuple[Content, ...] = ()  # of the lists and mappings that the module is given, before it changes them
     backward: bool = False
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
@@ -58,6 +59,7 @@ class Labels:
         self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
         self.draws = Draws()
         self.sharing = Sharing(Lifetimes())
+        self.handing_over = False  # whether modules get copies of lists and mappings, as from tools that move arguments
         self.calls: Counter[str] = Counter()  # path of a module -> how often it was called in the last trace
 
     def next(self, inputs: Sequence[Label]) -> Label:
@@ -121,12 +123,20 @@ class Labels:
             self._enter(place._replace(module=path, call=calls[path], callers=callers, makers=moved(place, path)))
             calls[path] += 1
 
-        def begin(module: nn.Module, arguments: Any, named: Any) -> None:
-            place = self._place
-            self.sharing.called(place.module or "", (arguments, named), names)
-            self._place = place._replace(makers=place.makers | self.sharing.makers((arguments, named)))
+        def begin(module: nn.Module, arguments: Any, named: Any) -> Any:
+            place, given = self._place, (arguments, tuple(named.values()))
+            path = place.module or ""
+            self.sharing.called(path, given, names)
+            makers = place.makers | self.sharing.makers(given)
+            hooked = bool(path) and (module in with_tensors or unit_of(path) == path)
+            self._place = place._replace(
+                makers=makers - self.sharing.unmoved(module, given) if makers else makers,
+                contents=tuple(contents(given)) if hooked else (),
+            )
+            return (handed_over(arguments), handed_over(named)) if hooked and self.handing_over else None
 
         def end(module: nn.Module, arguments: Any, output: Any) -> None:
+            self.sharing.ended(self._place.module or "", self._place.contents)
             self._place = self._place._replace(makers=moved(self._left[-1], self._place.module or ""))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -1,12 +1,15 @@
 """Which modules need the tensors of other modules themselves, not copies of them, noted while a step is traced.
 
 Tools that run modules on several devices hand a module copies of its arguments, and nothing else. So a module has to be
-where a tensor was made that it reads without having it as an argument, or that it changes in place.
+where a tensor was made that it reads without having it as an argument, or that it changes in place. Lists and mappings
+are copied wherever a module is: if it changes one, nobody sees the change.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +20,11 @@ from placeto.problem.graph.module_paths import inside, unit_of
 
 Maker = Node | str
 """The node that made the memory of a tensor, or the path of a module that has tensors."""
+_MODULE_STATE = frozenset(vars(nn.Module()))  # names of attributes that every module has
+_DEPTH = 4  # how many references are followed from an object to a tensor in it
+
+Content = tuple[Any, list[Any]]
+"""A list, a mapping or an object with ``to`` that a module is given, and what is in it."""
 
 
 class Sharing:
@@ -24,10 +32,13 @@ class Sharing:
 
     `found` has the path of a module -> the makers of the tensors that it needs themselves. Of tensors that it changes
     in place these are the ones that are read later outside of its unit, or that are there before the step.
+
+    `writers` has the paths of the modules that change a list or a mapping that they are given, or may change an object.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self.found: dict[str, dict[Maker, None]] = {}
+        self.writers: dict[str, None] = {}
         self._lifetimes = lifetimes
         self._maker: dict[Node, Node] = {}  # of the memory of each node's value
         self._changed: dict[Node, set[str]] = {}  # maker -> modules that have changed its tensor
@@ -40,8 +51,12 @@ class Sharing:
 
     def makers(self, values: Any) -> frozenset[Node]:
         """The makers of the tensors in arguments that a tool would copy to another device."""
-        tensors = (leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
-        return frozenset(maker for tensor in tensors if (maker := self._lifetimes.maker(tensor)) is not None)
+        return self._makers(leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
+
+    def unmoved(self, module: nn.Module, arguments: Any) -> frozenset[Node]:
+        """The makers of the tensors that a module finds in its attributes, or in objects that no tool looks into."""
+        attributes = [value for name, value in vars(module).items() if name not in _MODULE_STATE]
+        return self._makers(_within([*attributes, *_objects(arguments)]))
 
     def ran(self, node: Node, written: Iterable[Node], argument_makers: Collection[Node]) -> None:
         """Note that a node has run.
@@ -75,6 +90,11 @@ class Sharing:
                 if part in names and any(True for _ in part.parameters(recurse=False)):
                     self._need(path, names[part][0])
 
+    def ended(self, path: str, given: Iterable[Content]) -> None:
+        """Note that a call has ended of a module that was given this, with what was in it."""
+        if any(map(_has_changed, given)):
+            self.writers[path] = None
+
     def returned(self, path: str, values: Any) -> None:
         """Note that a module has returned these values."""
         for maker in self.makers(values) if path else ():
@@ -91,6 +111,9 @@ class Sharing:
             if not inside(reader, unit_of(module)):
                 self._need(module, maker)
 
+    def _makers(self, tensors: Iterable[Tensor]) -> frozenset[Node]:
+        return frozenset(maker for tensor in tensors if (maker := self._lifetimes.maker(tensor)) is not None)
+
     def _need(self, module: str, maker: Maker) -> None:
         self.found.setdefault(module, {})[maker] = None
 
@@ -102,3 +125,59 @@ def _moved(values: Any) -> Iterator[Any]:
     elif isinstance(values, list | tuple | Mapping):
         for part in values.values() if isinstance(values, Mapping) else values:
             yield from _moved(part)
+
+
+def handed_over(values: Any) -> Any:
+    """Arguments as a module gets them from a tool that moves them, as accelerate does; tensors are where they were."""
+    if isinstance(values, Tensor | nn.Module):
+        return values
+    if hasattr(type(values), "to"):
+        return values.to("cpu")
+    if isinstance(values, Mapping):
+        return type(values)({key: handed_over(part) for key, part in values.items()})  # type: ignore[call-arg]
+    if isinstance(values, list | tuple):
+        parts = [handed_over(part) for part in values]
+        return type(values)(*parts) if hasattr(values, "_fields") else type(values)(parts)
+    return values
+
+
+def contents(values: Any) -> Iterator[Content]:
+    """What is in each list and mapping in arguments, and in objects with ``to``; of the latter that isn't known."""
+    if isinstance(values, Tensor | nn.Module):
+        return
+    if hasattr(type(values), "to"):
+        yield values, [object()]
+    elif isinstance(values, Mapping):
+        yield values, [*values.keys(), *values.values()]
+    elif isinstance(values, list):
+        yield values, list(values)
+    if isinstance(values, list | tuple | Mapping):
+        for part in values.values() if isinstance(values, Mapping) else values:
+            yield from contents(part)
+
+
+def _has_changed(content: Content) -> bool:
+    value, before = content
+    _, now = next(contents(value))
+    return len(now) != len(before) or any(part is not earlier for part, earlier in zip(now, before, strict=True))
+
+
+def _objects(values: Any) -> Iterator[Any]:
+    """The objects in arguments that a tool hands on as they are."""
+    if isinstance(values, list | tuple | Mapping):
+        for part in values.values() if isinstance(values, Mapping) else values:
+            yield from _objects(part)
+    elif not isinstance(values, Tensor | nn.Module):
+        yield values
+
+
+def _within(values: list[Any]) -> Iterator[Tensor]:
+    """The tensors in objects, but not those of modules in them."""
+    seen = set[int]()
+    for _ in range(_DEPTH):
+        values = [value for value in values if id(value) not in seen]
+        yield from (value for value in values if isinstance(value, Tensor))
+        opaque = Tensor | nn.Module | type | ModuleType | FunctionType | MethodType
+        values = [value for value in values if gc.is_tracked(value) and not isinstance(value, opaque)]
+        seen.update(map(id, values))
+        values = gc.get_referents(*values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from itertools import chain
 from operator import attrgetter, getitem
 from types import MethodType
 from typing import Any
@@ -21,6 +22,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.checkpoint import checkpoint
 
+aten = torch.ops.aten
+_LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided"
+# op -> the place of the tensor of which it reads the shape, the dtype or the device alone
+_SHAPES: dict[Any, int] = {getattr(aten, name): 0 for name in _LIKE.split()}
+_SHAPES |= {aten.type_as: 1, aten.expand_as: 1, aten.view_as: 1, aten.reshape_as: 1}
 _REGIONS = wrap_with_set_grad_enabled, wrap_with_autocast
 
 
@@ -40,6 +46,7 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
         gradients: whether the region computes gradients.
     """
     graph = traced.graph
+    without_gradients = {*tables_of(traced), *graph.find_nodes(op="get_attr")}
     for node in list(graph.nodes):
         if node.target is wrap_with_set_grad_enabled and not (node.args[0] and not gradients):
             enabled, region, *args = node.args
@@ -50,12 +57,13 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
         inner = without_regions(traced.get_submodule(region.target), enabled).graph
         if any(each.target in _REGIONS for each in inner.nodes):
             continue
-        placeholders = [each for each in inner.nodes if each.op == "placeholder"]
+        placeholders, memory = [each for each in inner.nodes if each.op == "placeholder"], _memory(inner)
+        changed = {memory[value] for each in inner.nodes for value in _changed(each)}
         if (
             gradients
             and not enabled
             and any(
-                placeholder in _written(inner) and not (isinstance(arg, Node) and arg.op == "get_attr")
+                placeholder in changed and not (isinstance(arg, Node) and arg in without_gradients)
                 for placeholder, arg in zip(placeholders, args, strict=True)
             )
         ):
@@ -71,26 +79,23 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
     return traced
 
 
-def _written(graph: Graph) -> set[Node]:
-    """Return the inputs of a region that its ops change in place, themselves or through views."""
-    found = set[Node]()
+def _changed(node: Node) -> list[Node]:
+    """Return the arguments that an op changes in place."""
+    schema = getattr(node.target, "_schema", None)
+    places = zip(schema.arguments, node.args, strict=False) if schema else ()
+    written = [value for argument, value in places if argument.alias_info is not None and argument.alias_info.is_write]
+    return [leaf for leaf in tree_flatten(written)[0] if isinstance(leaf, Node)]
+
+
+def _memory(graph: Graph) -> dict[Node, Node]:
+    """Return for each node the one that has made its memory: another one for views, and for ops in place."""
+    made_by = dict[Node, Node]()
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments, node.args, strict=False) if schema else ():
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                while isinstance(value, Node) and value.op == "call_function" and _is_alias(value):
-                    value = value.args[0]
-                if isinstance(value, Node):
-                    found.add(value)
-    return found
-
-
-def _is_alias(node: Node) -> bool:
-    """Return whether the result of an op shares the memory of its first argument, as a view or an op in place does."""
-    if node.target is getitem:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+        aliases = schema is not None and any(each.alias_info is not None for each in schema.returns)
+        aliases |= node.target is getitem or node.target is aten.type_as.default
+        made_by[node] = made_by.get(node.args[0], node) if aliases and isinstance(node.args[0], Node) else node
+    return made_by
 
 
 def _detached(graph: Graph, region: Node, tensor: Node) -> Node:
@@ -103,60 +108,97 @@ def _detached(graph: Graph, region: Node, tensor: Node) -> Node:
 def with_own_tables(traced: GraphModule) -> GraphModule:
     """Let each stage compute itself what it reads of the stages before it, if that depends on no input and no weight.
 
-    Such tensors are tables of positions and masks that all layers read. torch sends to the next stage only.
+    Such tensors are tables of positions and masks that all layers read. torch sends to the next stage only. Where an op
+    reads no more than the shape of a tensor of a stage before, it gets an empty tensor.
     """
-    graph, stage, now = traced.graph, dict[Node, int](), 0
-    begins = dict[int, Node]()  # the first node of each stage
+    graph, stages = traced.graph, list[list[Node]]([[]])
     for node in graph.nodes:
-        begins.setdefault(now, node)
-        stage[node] = now
-        now += node.target is aten_pipe_split_alias
-    tables, copies = _tables(traced), dict[tuple[Node, int], Node]()
-
-    def own(node: Node, number: int) -> Node:
-        """Return the node that computes a table in a stage."""
-        if node.op == "get_attr" or stage[node] == number:
-            return node
-        if (node, number) not in copies:
-            inputs = {each: own(each, number) for each in node.all_input_nodes}
-            with graph.inserting_before(begins[number]):
-                copies[node, number] = made = graph.node_copy(node, inputs.__getitem__)
-            made.meta["nn_module_stack"] = dict([*node.meta["nn_module_stack"].items()][:1])  # the model itself
-        return copies[node, number]
-
-    for node in list(stage):
-        if node.op == "call_function":
+        stages[-1].append(node)
+        if node.target is aten_pipe_split_alias:
+            stages.append([])
+    tables = tables_of(traced)
+    while len(stages) > 1:  # the last stage first, while those before it are still as they were
+        nodes, earlier = stages.pop(), dict.fromkeys(chain(*stages))
+        readers = [node for node in nodes if node.op == "call_function"]
+        copies = dict[Node, Node]()
+        for node in _needed([source for reader in readers for source in _values(reader)], earlier, tables):
+            stack = dict([*node.meta["nn_module_stack"].items()][:1])  # that of the model itself
+            with graph.inserting_before(nodes[0]):
+                inputs = {source: copies.get(source, source) for source in _values(node)}
+                inputs |= {source: _empty(graph, source, stack) for source in _shapes(node)}
+                copies[node] = made = graph.node_copy(node, inputs.__getitem__)
+            made.meta["nn_module_stack"] = stack
+        for node in readers:
             for source in node.all_input_nodes:
-                if source in tables:
-                    node.replace_input_with(source, own(source, stage[node]))
+                if source in copies:
+                    node.replace_input_with(source, copies[source])
+                elif source in earlier and source in _shapes(node):
+                    with graph.inserting_before(node):
+                        node.replace_input_with(source, _empty(graph, source, node.meta["nn_module_stack"]))
     return traced
 
 
-def _tables(traced: GraphModule) -> set[Node]:
-    """Return the nodes whose values are the same in each micro-batch: no input, weight, draw or change reaches them."""
-    found, changed = set[Node](), set[Node]()
-    for node in traced.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for argument, value in zip(schema.arguments, node.args, strict=False) if schema else ():
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
-                changed.add(value)
-    for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            value = attrgetter(node.target)(traced)
-            fixed = isinstance(value, Tensor) and not value.requires_grad
-        else:
-            tags = getattr(node.target, "tags", ())
-            fixed = node.op == "call_function" and node.target is not aten_pipe_split_alias
-            fixed &= torch.Tag.nondeterministic_seeded not in tags and found.issuperset(node.all_input_nodes)
-        if fixed:
+def tables_of(traced: GraphModule) -> set[Node]:
+    """Return the nodes whose values are the same in each micro-batch: no input, weight or draw reaches them.
+
+    Nodes that share memory are tables together. A buffer that is changed is none.
+    """
+    nodes, memory = list(traced.graph.nodes), _memory(traced.graph)
+    other = {memory[node] for node in nodes if not _is_fixed(traced, node)}  # memory that has no table
+    other |= {memory[value] for node in nodes for value in _changed(node) if memory[value].op == "get_attr"}
+    size = -1
+    while size < (size := len(other)):
+        for node in nodes:
+            if any(memory[value] in other for value in _values(node)):
+                other |= {memory[node], *(memory[value] for value in _changed(node))}
+    return {node for node in nodes if memory[node] not in other}
+
+
+def _is_fixed(traced: GraphModule, node: Node) -> bool:
+    """Return whether a node makes the same of the same in each micro-batch."""
+    if node.op == "get_attr":
+        value = attrgetter(str(node.target))(traced)
+        return isinstance(value, Tensor) and not value.requires_grad
+    drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op == "call_function" and node.target is not aten_pipe_split_alias and not drawn
+
+
+def _needed(values: list[Node], earlier: dict[Node, None], tables: set[Node]) -> list[Node]:
+    """Return the nodes of the stages before that a stage has to run itself for these values, in their order."""
+    memory = _memory(next(iter(earlier)).graph)
+    changes: dict[Node, list[Node]] = {}
+    for node in earlier:
+        for value in _changed(node):
+            changes.setdefault(memory[value], []).append(node)
+    found = set[Node]()
+    while values:
+        node = values.pop()
+        if node in tables and node in earlier and node.op != "get_attr" and node not in found:
             found.add(node)
-    pending = list(changed)
-    while pending:  # a change of a tensor is one of all that it may be a view of, or that may be a view of it
-        node = pending.pop()
-        if node in found:
-            found.remove(node)
-            pending += [*node.all_input_nodes, *node.users]
-    return found
+            values += [*_values(node), *changes.get(memory[node], ())]
+    return [node for node in earlier if node in found]
+
+
+def _empty(graph: Graph, like: Node, stack: dict[str, Any]) -> Node:
+    value = like.meta["val"]
+    layout = list(value.shape), list(value.stride())
+    made = graph.call_function(aten.empty_strided.default, layout, {"dtype": value.dtype, "device": value.device})
+    made.meta = {"val": value.detach(), "nn_module_stack": stack}
+    return made
+
+
+def _shapes(node: Node) -> set[Node]:
+    """Return the tensors of which an op reads no more than shape, dtype and device."""
+    place = _SHAPES.get(getattr(node.target, "overloadpacket", None))
+    if place is None:
+        return set()
+    others = {argument for argument in node.args[:place] if isinstance(argument, Node)}
+    return {argument for argument in node.args[place : place + 1] if isinstance(argument, Node)} - others
+
+
+def _values(node: Node) -> list[Node]:
+    """Return the tensors whose values an op reads."""
+    return [source for source in node.all_input_nodes if source not in _shapes(node)]
 
 
 def stages_of(model: nn.Module, tensors: list[Tensor], plan: dict[str, Any]) -> Any:

@@ -105,7 +105,8 @@ COLUMNS = {
         "shared_with",
         _Names,
         'paths of the modules, `""` for the model itself, whose tensors the op\'s module changes in place, or reads '
-        "without getting them as arguments. One op of such a module has them. For exports; not part of the hash",
+        "without getting them as arguments; its own path if it changes a list or a mapping that it is given, and "
+        "others see the change. One op of such a module has them. For exports; not part of the hash",
         (),
     ),
     "gradient_of": Column(

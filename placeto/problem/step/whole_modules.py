@@ -9,6 +9,9 @@ So a module shares a device with modules that call it without containing it, as 
 It also shares one with those whose tensors it changes in place, as a copy would be changed, or reads without getting
 them as arguments. But a module without tensors that others call gets no entry in a map: it runs where it is called.
 
+Each module gets copies of the lists and mappings in its arguments, on any device. So a model in which a module changes
+one that others see is on one device as a whole, where accelerate has no hooks.
+
 Units are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
 Legend: N ops, U units.
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
 _SHARED = "{} changes a tensor of {} in place, or reads one that is no argument"
+_LOST = "{} changes a list or a mapping that it is given, and accelerate gives it a copy"
 _LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 
@@ -190,7 +194,10 @@ class _Search:
         return next((unit for caller in reversed(callers) if (unit := self.unit_at(caller)) >= 0), -1)
 
     def share(self, op: int) -> None:
-        """Join the unit of an op with those that call it, and with those that made what it changes in place."""
+        """Join the unit of an op with those that call it, and with those that made what it changes in place.
+
+        If what it changes would be a copy on any device, all units are joined.
+        """
         path, unit = self.graph.modules[op], int(self.unit[op])
         if unit < 0:
             return
@@ -198,7 +205,10 @@ class _Search:
             if (other := self.unit_at(caller)) >= 0:
                 self.join(other, unit, f"{path} is called in {caller}")
         for maker in self.graph.shared_with[op]:
-            if (other := self.unit_at(maker) if maker else self.root) >= 0:
+            if maker == path:
+                for other in range(len(self.names)):
+                    self.join(other, unit, _LOST.format(self.names[unit]))
+            elif (other := self.unit_at(maker) if maker else self.root) >= 0:
                 self.join(other, unit, _SHARED.format(path, maker or "the model itself"))
 
     def read_parameters(self, op: int) -> None:
