@@ -14,7 +14,6 @@ from torch import Tensor
 from placeto.problem.checks import Flag, Index, Text, record_type
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Signed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 
 _FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
