@@ -73,7 +73,8 @@ def user_step(factory: str, options: TraceOptions, device: str = "meta") -> User
         made = make(factory, options.settings, device)
     if isinstance(made, nn.Module):
         raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
-    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
+    is_step = isinstance(made, tuple) and 2 <= len(made) <= 4 and isinstance(made[0], nn.Module)
+    if not is_step or not all(loss is None or callable(loss) for loss in made[2:3]):
         parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
         raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
     step = UserStep(parted(factory)[1].partition("(")[0].strip(), *made)
