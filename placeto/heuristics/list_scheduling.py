@@ -124,6 +124,7 @@ def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndar
     graph = problem.graph
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     free = (problem.op_time == 0.0).all(axis=1)
+    follow = np.array(follow)  # an array that is read-only would be another type to numba
     return floating(follow, free, graph.topological_order, in_ptr, graph.edge_src)
 
 

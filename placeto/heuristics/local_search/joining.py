@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from placeto.heuristics.partition import group_transfers
+from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.compiling import compiled
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
@@ -113,7 +114,7 @@ def _matched(
             a, b = b, a
         fits = a != b and device[a] == device[b] and weight[a] + weight[b] <= limit
         key[p] = a * num_groups + b if fits else -1
-    order = np.argsort(key, kind="mergesort")
+    order = stable_argsort(key)
     ends, cost, found = np.empty(len(pairs), np.int64), np.empty(len(pairs)), 0
     total = 0.0
     for k in range(len(order)):
@@ -127,7 +128,7 @@ def _matched(
         a, b = key[p] // num_groups, key[p] % num_groups
         cost[found - 1] = (weight[a] + weight[b] + 1e-9) / (total + 1e-9)
     taken, into = np.zeros(num_groups, np.bool_), np.arange(num_groups)
-    for k in np.argsort(cost[:found], kind="mergesort"):
+    for k in stable_argsort(cost[:found]):
         a, b = ends[k] // num_groups, ends[k] % num_groups
         if count > least and not taken[a] and not taken[b]:
             taken[a] = taken[b] = True

@@ -96,7 +96,7 @@ def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) 
     return (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
 
 
-@compiled()
+@compiled(inner=True)
 def propose(
     near: Neighbourhood,
     state: State,

@@ -27,6 +27,7 @@ from placeto.heuristics.local_search.thread_pool import (
     take_part,
     wait_for_tasks,
 )
+from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.lowering import lowered
@@ -90,7 +91,7 @@ def search(
         if restart:
             filled = _enter(near, state, batch)
         for each in range(len(pool.placement)):
-            pool.placement[each] = state.placement
+            copy_into(pool.placement[each], state.placement)
     while True:
         if thread > 0:
             if not wait_for_tasks(pool, number):
@@ -172,7 +173,7 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     """
     fits, best_fits = overflow == 0.0, state.score[3] == 0.0
     if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
-        state.best[:] = state.placement
+        copy_into(state.best, state.placement)
         state.score[1], state.score[2], state.score[3] = score, makespan, overflow
         return True
     return False
@@ -190,7 +191,8 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     """Copy proposal `source` of the batch, which wasn't simulated yet, to entry `to`."""
     count = batch.size[source]
     batch.size[to] = count
-    batch.chosen[to, :count], batch.target[to, :count] = batch.chosen[source, :count], batch.target[source, :count]
+    copy_into(batch.chosen[to], batch.chosen[source, :count])
+    copy_into(batch.target[to], batch.target[source, :count])
     batch.key[to], batch.entry[to], batch.cutoff[to] = batch.key[source], batch.entry[source], batch.cutoff[source]
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
@@ -299,5 +301,5 @@ def _weigh(state: State, unit: float) -> None:
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
     if pairs > 0:
         weight = state.weight[:pairs]
-        weight[:] = np.exp((weight.min() - weight) / (unit * state.score[0]))
+        copy_into(weight, np.exp((weight.min() - weight) / (unit * state.score[0])))
     state.num_pairs[0] = pairs
