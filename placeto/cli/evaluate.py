@@ -90,14 +90,14 @@ def run(arguments: Arguments) -> None:
             f"--seeds {arguments.seeds}: these are {total} placements of {_count(len(graphs[0]), 'graph')} by "
             f"{_count(len(specs), 'placer')}, at most {_MOST} are made; give fewer seeds"
         )
-    for sentence in seen_before(specs, {name: graph for own in graphs for name, graph in own.items()}):
+    for sentence in seen_before(specs, {name: graph for named in graphs for name, graph in named.items()}):
         note(sentence)
     rows: list[Row] = []
     own_file = locked(arguments.out) if arguments.out is not None else nullcontext()  # for all clusters together
     with own_file, ProgressBar("evaluating", total=total) as bar:
-        for own, cluster in zip(graphs, clusters, strict=True):
+        for named, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
-                own,
+                named,
                 cluster,
                 specs,
                 range(arguments.seeds),
@@ -108,12 +108,12 @@ def run(arguments: Arguments) -> None:
                 report=bar.after(len(rows)),
                 whole_modules=arguments.whole_modules,
             )
-    made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
+    budgets_and_seeds = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [
-        f"{_count(len(own), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {made}\n\n"
+        f"{_count(len(named), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {budgets_and_seeds}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
         f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
-        for own, cluster in zip(graphs, clusters, strict=True)
+        for named, cluster in zip(graphs, clusters, strict=True)
     ]
     say("\n".join(tables))
     if arguments.out is not None:
@@ -130,7 +130,7 @@ def run(arguments: Arguments) -> None:
             return
 
         on = ", ".join(cluster.name for cluster in clusters)
-        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
+        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {budgets_and_seeds}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
         save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
 

@@ -157,18 +157,18 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
-    found = _ways(problems, batch, runnable_by, refusals)
+    planned = _ways(problems, batch, runnable_by, refusals)
     each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
     less: dict[int, PlacementProblem] = {}  # with checkpointed activations
     for form, numbers, captured in ((problem_of, each, problems), (checkpointed, (*problems, *each), less)):
-        if form is not None and numbers and not any(step.fits and not step.warning for step in found):
+        if form is not None and numbers and not any(step.fits and not step.warning for step in planned):
             more, why = _captured(form, numbers)
             captured |= more
             left_out |= why
-            found += _ways(more, batch, runnable_by, refusals)
+            planned += _ways(more, batch, runnable_by, refusals)
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
-    for step in sorted(found, key=rank):
+    for step in sorted(planned, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)
@@ -326,7 +326,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
     The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
     """
-    devices, found = problem.cluster.devices, []
+    devices, steps = problem.cluster.devices, []
     order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
     for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
         if count > len(layers(problem, False)):
@@ -339,8 +339,8 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
             return []
         if len(np.unique(mapped.placement)) == count:
             result = _alone(mapped)
-            found.append(_planned(None, result, batch, result, "accelerate"))
-    return found
+            steps.append(_planned(None, result, batch, result, "accelerate"))
+    return steps
 
 
 def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:

@@ -134,15 +134,15 @@ _TOGETHER = 512  # pairs that are computed at a time, so that their intermediate
 def _two_scales(x: np.ndarray) -> np.ndarray:
     """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F); see `placeto.policies.scales`."""
     n, f = x.shape
-    out = np.empty((n, 2 * f), np.float32)
-    one, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)
+    scaled_rows = np.empty((n, 2 * f), np.float32)
+    unit, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)
     for i in range(n):
         for j in range(f):
-            out[i, j] = x[i, j]
+            scaled_rows[i, j] = x[i, j]
             scaled = x[i, j] * fine
             size = abs(scaled)
-            out[i, f + j] = np.copysign(np.log(size + np.sqrt(size * size + one)), scaled) * span
-    return out
+            scaled_rows[i, f + j] = np.copysign(np.log(size + np.sqrt(size * size + unit)), scaled) * span
+    return scaled_rows
 
 
 @compiled(inner=True, inline="always")
@@ -185,11 +185,11 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
 @compiled()
 def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
     """Return (V, H) what all pairs of a node add to the hidden layer, without the part of messages."""
-    own = np.empty((len(current), pair.shape[2]), np.float32)
+    at_current = np.empty((len(current), pair.shape[2]), np.float32)
     for v in range(len(current)):
-        copy_into(own[v], pair[v, current[v]])
+        copy_into(at_current[v], pair[v, current[v]])
     base = _dot(_two_scales(node), network.from_node, False)
-    base += _dot(_two_scales(own), network.from_own, False)
+    base += _dot(_two_scales(at_current), network.from_own, False)
     return base
 
 
