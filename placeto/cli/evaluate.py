@@ -122,10 +122,10 @@ def run(arguments: Arguments) -> None:
         print(f"wrote {arguments.out} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.evaluation.figures import curve_figure
-        from placeto.evaluation.summary import held, mean_curves
+        from placeto.evaluation.summary import fits_one_device, mean_curves
         from placeto.formats.gantt import save_figure
 
-        if not any(map(held, rows)):
+        if not any(map(fits_one_device, rows)):
             note(f"{arguments.curve} is not drawn: its makespans are relative to one device, and none holds a graph")
             return
 
@@ -156,10 +156,10 @@ def _check_placers(names: Sequence[str], checkpoint: Path | None) -> None:
 
 def _without_ratio(rows: Sequence[Row]) -> str:
     """Return a line on the graphs of a table that no single device holds; empty if there are none."""
-    from placeto.evaluation.summary import held
+    from placeto.evaluation.summary import fits_one_device
 
     graphs = {row["graph"] for row in rows}
-    without = {row["graph"] for row in rows if not held(row)}
+    without = {row["graph"] for row in rows if not fits_one_device(row)}
     if not without:
         return ""
     count = f"{len(without)} of {_count(len(graphs), 'graph')}"

@@ -77,7 +77,7 @@ def mean_curves(
     column = {"simulations": 0, "seconds": 1}[against]
     curves: dict[str, list[tuple[float, float]]] = {}
     for placer in dict.fromkeys(row["placer"] for row in rows):
-        placer_rows = [row for row in rows if row["placer"] == placer and row["history"] and held(row)]
+        placer_rows = [row for row in rows if row["placer"] == placer and row["history"] and fits_one_device(row)]
         if not placer_rows:
             continue
         histories = [np.array(row["history"], float) for row in placer_rows]
@@ -94,7 +94,7 @@ def mean_curves(
     return curves
 
 
-def held(row: Row) -> bool:
+def fits_one_device(row: Row) -> bool:
     """Whether some single device holds the row's graph, so that `relative` is a ratio; True for older rows."""
     return bool(row.get("single_fits", True))
 
@@ -129,8 +129,8 @@ def _summarize(
     winners: set[tuple[str, str, str]],
 ) -> Summary:
     placer_rows = [row for row in rows if row["placer"] == placer]
-    relative = np.array([row["relative"] for row in placer_rows if held(row)])
-    seeds = np.array([row["seed"] for row in placer_rows if held(row)])
+    relative = np.array([row["relative"] for row in placer_rows if fits_one_device(row)])
+    seeds = np.array([row["seed"] for row in placer_rows if fits_one_device(row)])
     per_seed = [relative[seeds == seed].mean() for seed in np.unique(seeds)]
     return Summary(
         placer=placer,

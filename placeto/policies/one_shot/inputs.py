@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
 
@@ -179,7 +179,7 @@ def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     ops: list[int] = []
     partners: list[int] = []
     first: dict[int, int] = {}
-    kept = together(graph)
+    kept = colocation_groups(graph)
     for op in np.flatnonzero(kept >= 0).tolist():
         ops.append(op)
         partners.append(first.setdefault(int(kept[op]), op))

@@ -82,7 +82,7 @@ def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def together(graph: ComputationGraph) -> np.ndarray:
+def colocation_groups(graph: ComputationGraph) -> np.ndarray:
     """(N,) int64, groups as in ``graph.colocation``, joined with further ops that are kept together by choice; cached.
 
     A captured parameter stays with its first user, since a copy travels to every other device that uses it. The ops of

@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.graph.label_values import BACKWARD_PASSES
 from placeto.problem.grouping.coarsening import (
     Units,
@@ -250,7 +250,7 @@ def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
 
 def _join_hard(graph: ComputationGraph, units: Units) -> None:
     first: dict[int, int] = {}
-    kept = together(graph)
+    kept = colocation_groups(graph)
     for op, colour in enumerate(kept.tolist()):
         if colour >= 0:
             units.join(first.setdefault(colour, op), op)
@@ -273,7 +273,7 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
     used = np.bincount(graph.edge_src[kept], minlength=graph.num_ops) > 0
     for op in np.flatnonzero((home >= 0) & (graph.flops > 0) & used & weighs[home] & ~weighs).tolist():
         labels[op] = replace(labels[op], base=labels[home[op]].base, gradient=True)
-    stays = (together(graph) >= 0) & ~used  # gradients that stay with their parameter
+    stays = (colocation_groups(graph) >= 0) & ~used  # gradients that stay with their parameter
     producers, _ = neighbours(graph)
     order = graph.topological_order
     for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # such as sums and slices of gradients
