@@ -352,11 +352,11 @@ def _profiled(
 
     opened = open_devices(devices)
     try:
-        made = profile([real_step(module, capture, inputs, targets)], opened, PROFILE_SECONDS)
+        profiled = profile([real_step(module, capture, inputs, targets)], opened, PROFILE_SECONDS)
     finally:
         for device in opened:
             device.thread.shutdown()
-    return made.cluster, made.costs
+    return profiled.cluster, profiled.costs
 
 
 def tuned(

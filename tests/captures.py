@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from tests.parts import Parts
 
 
@@ -38,8 +38,8 @@ def colocated(graph: ComputationGraph, name: str) -> set[str]:
 
 def kept(graph: ComputationGraph, name: str) -> set[str]:
     """All ops that are kept together with an op by rule or by choice, or the op alone."""
-    colour = together(graph)[graph.index[name]]
-    return {graph.op_names[i] for i in np.flatnonzero(together(graph) == colour)} if colour >= 0 else {name}
+    colour = colocation_groups(graph)[graph.index[name]]
+    return {graph.op_names[i] for i in np.flatnonzero(colocation_groups(graph) == colour)} if colour >= 0 else {name}
 
 
 def mlp() -> nn.Module:

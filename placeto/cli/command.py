@@ -151,13 +151,13 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     try:
         with contextlib.redirect_stderr(report), in_paragraphs():
             about = paragraphs(command.Arguments.__doc__)
-            given = tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
+            parsed = tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UsageError(f"{_one_line(report.getvalue())} (see `{program} --help`)") from None
-    check_options(given)
-    return given
+    check_options(parsed)
+    return parsed
 
 
 _OTHER_NAMES = {

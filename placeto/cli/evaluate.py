@@ -90,14 +90,14 @@ def run(arguments: Arguments) -> None:
             f"--seeds {arguments.seeds}: these are {total} placements of {_count(len(graphs[0]), 'graph')} by "
             f"{_count(len(specs), 'placer')}, at most {_MOST} are made; give fewer seeds"
         )
-    for sentence in seen_before(specs, {name: graph for own in graphs for name, graph in own.items()}):
+    for sentence in seen_before(specs, {name: graph for named in graphs for name, graph in named.items()}):
         note(sentence)
     rows: list[Row] = []
     own_file = locked(arguments.out) if arguments.out is not None else nullcontext()  # for all clusters together
     with own_file, ProgressBar("evaluating", total=total) as bar:
-        for own, cluster in zip(graphs, clusters, strict=True):
+        for named, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
-                own,
+                named,
                 cluster,
                 specs,
                 range(arguments.seeds),
@@ -108,12 +108,12 @@ def run(arguments: Arguments) -> None:
                 report=bar.after(len(rows)),
                 whole_modules=arguments.whole_modules,
             )
-    made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
+    budgets_and_seeds = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [
-        f"{_count(len(own), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {made}\n\n"
+        f"{_count(len(named), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {budgets_and_seeds}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
         f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
-        for own, cluster in zip(graphs, clusters, strict=True)
+        for named, cluster in zip(graphs, clusters, strict=True)
     ]
     say("\n".join(tables))
     if arguments.out is not None:
@@ -122,15 +122,15 @@ def run(arguments: Arguments) -> None:
         print(f"wrote {arguments.out} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.evaluation.figures import curve_figure
-        from placeto.evaluation.summary import held, mean_curves
+        from placeto.evaluation.summary import fits_one_device, mean_curves
         from placeto.formats.gantt import save_figure
 
-        if not any(map(held, rows)):
+        if not any(map(fits_one_device, rows)):
             note(f"{arguments.curve} is not drawn: its makespans are relative to one device, and none holds a graph")
             return
 
         on = ", ".join(cluster.name for cluster in clusters)
-        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
+        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {budgets_and_seeds}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
         save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
 
@@ -156,10 +156,10 @@ def _check_placers(names: Sequence[str], checkpoint: Path | None) -> None:
 
 def _without_ratio(rows: Sequence[Row]) -> str:
     """Return a line on the graphs of a table that no single device holds; empty if there are none."""
-    from placeto.evaluation.summary import held
+    from placeto.evaluation.summary import fits_one_device
 
     graphs = {row["graph"] for row in rows}
-    without = {row["graph"] for row in rows if not held(row)}
+    without = {row["graph"] for row in rows if not fits_one_device(row)}
     if not without:
         return ""
     count = f"{len(without)} of {_count(len(graphs), 'graph')}"

@@ -121,14 +121,14 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     devices, names = schedule.problem.num_devices, arguments.names
     if names and len(names) != devices:
         raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
-    made = device_map(schedule, arguments.whole)
-    said = made.named(names)
-    write_text(json.dumps(said, indent=1) + "\n", arguments.out)
-    say(f"device map   {arguments.out}: {len(said)} modules")
+    exported = device_map(schedule, arguments.whole)
+    device_names = exported.named(names)
+    write_text(json.dumps(device_names, indent=1) + "\n", arguments.out)
+    say(f"device map   {arguments.out}: {len(device_names)} modules")
     _cost("the placement", schedule, schedule)
-    _cost("whole modules", made.step.whole, schedule)
-    _cost("in program order", made.step.in_order, schedule)
-    _notes([*made.step.notes, *filter(None, [made.offload_note(said)])])
+    _cost("whole modules", exported.step.whole, schedule)
+    _cost("in program order", exported.step.in_order, schedule)
+    _notes([*exported.step.notes, *filter(None, [exported.offload_note(device_names)])])
 
 
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
@@ -136,19 +136,19 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 
     options, folder = arguments.options, arguments.out
-    made = torch_pipeline(schedule)
+    pipeline = torch_pipeline(schedule)
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
-    save_torch_pipeline(made, folder, factory, settings_of(options.settings), options.loss)
-    plan = made.order.plan
+    save_torch_pipeline(pipeline, folder, factory, settings_of(options.settings), options.loss)
+    plan = pipeline.order.plan
     counts = f"stages {len(plan.devices)}, replicas {len(plan.replicas)}, micro-batches {plan.num_micro_batches}"
     say(f"pipeline     {folder}: {counts}")
-    _stages(zip(made.modules, plan.devices, strict=True), schedule, "ops between modules")
-    whole, free = made.step.makespan_us, schedule.makespan_us
+    _stages(zip(pipeline.modules, plan.devices, strict=True), schedule, "ops between modules")
+    whole, free = pipeline.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
-    say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
-    note_of_memory(made.step, plan, schedule.problem.graph)
+    say(f"run          torchrun --standalone --nproc-per-node {pipeline.num_ranks} {folder / 'run.py'}")
+    note_of_memory(pipeline.step, plan, schedule.problem.graph)
     if kept:
         note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
     if factory is None:
@@ -160,14 +160,14 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
 def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 
-    made, path = torchtitan(schedule), arguments.out
-    save_torchtitan(made, path, _batch(arguments))
-    _layers(made.layers, "torchtitan", path)
-    free, whole = schedule.makespan_us, made.pipeline.step.makespan_us
+    exported, path = torchtitan(schedule), arguments.out
+    save_torchtitan(exported, path, _batch(arguments))
+    _layers(exported.layers, "torchtitan", path)
+    free, whole = schedule.makespan_us, exported.pipeline.step.makespan_us
     say(f"simulated    {format_us(free)} as placed, {format_us(whole)} as torchtitan runs it, in whole chunks")
     say(f"run          return placed(config) of {path / 'parallelism.py'} in a function of a config_registry")
-    _layer_notes(made.layers, made.pipeline.step, "torchtitan", made.ranks, arguments)
-    if made.renamed:
+    _layer_notes(exported.layers, exported.pipeline.step, "torchtitan", exported.ranks, arguments)
+    if exported.renamed:
         note("its modules have other names than in torchtitan: the file names them as torchtitan's models do")
 
 
@@ -177,19 +177,19 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
     from placeto.simulator.schedule import simulate
 
     title, path = TITLES[arguments.format], arguments.out
-    made = whole_layers(schedule, title, arguments.format in _TRAIN)
-    write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)), path)
-    _layers(made, title, path)
+    layers = whole_layers(schedule, title, arguments.format in _TRAIN)
+    write_text(LAYER_TOOLS[arguments.format](layers, _batch(arguments)), path)
+    _layers(layers, title, path)
     step = f"simulated    {format_us(schedule.makespan_us)} as placed"
     if arguments.format != "megatron":
-        say(f"{step}, {format_us(made.schedule.makespan_us)} in whole layers")
-        _layer_notes(made, made.schedule, title, tuple(device for row in made.ranks for device in row), arguments)
+        say(f"{step}, {format_us(layers.schedule.makespan_us)} in whole layers")
+        _layer_notes(layers, layers.schedule, title, tuple(device for row in layers.ranks for device in row), arguments)
         if schedule.problem.graph.mode == "training":
             note(f"the placement is of a training step, and {title} runs inference: place with --inference")
         return
-    own = simulate(schedule.problem.under("1f1b"), made.schedule.placement)
-    say(f"{step}, {format_us(own.makespan_us)} in whole layers and in {title}'s order, 1F1B")
-    _layer_notes(made, own, title, ranks_by_stage(made), arguments)
+    schedule_1f1b = simulate(schedule.problem.under("1f1b"), layers.schedule.placement)
+    say(f"{step}, {format_us(schedule_1f1b.makespan_us)} in whole layers and in {title}'s order, 1F1B")
+    _layer_notes(layers, schedule_1f1b, title, ranks_by_stage(layers), arguments)
     if schedule.problem.graph.mode != "training":
         note(f"the placement is of an inference, and {title} trains: place without --inference")
 
@@ -203,11 +203,11 @@ def _batch(arguments: Arguments) -> int | None:
     return user_step(arguments.graph, arguments.options, "cpu" if arguments.options.run else "meta").batch or None
 
 
-def _layers(made: WholeLayers, title: str, path: Path) -> None:
-    replicas = f", replicas {len(made.plan.replicas)}" if len(made.plan.replicas) > 1 else ""
-    say(f"{title:<12} {path}: layers {len(made.modules)}, stages {len(made.stages)}{replicas}")
-    modules = [made.modules[first:end] for first, end in made.stages]
-    _stages(zip(modules, made.plan.devices, strict=True), made.schedule, "no layer")
+def _layers(layers: WholeLayers, title: str, path: Path) -> None:
+    replicas = f", replicas {len(layers.plan.replicas)}" if len(layers.plan.replicas) > 1 else ""
+    say(f"{title:<12} {path}: layers {len(layers.modules)}, stages {len(layers.stages)}{replicas}")
+    modules = [layers.modules[first:end] for first, end in layers.stages]
+    _stages(zip(modules, layers.plan.devices, strict=True), layers.schedule, "no layer")
 
 
 def _stages(stages: Iterable[tuple[Sequence[str], Sequence[int]]], schedule: Schedule, without: str) -> None:
@@ -218,18 +218,18 @@ def _stages(stages: Iterable[tuple[Sequence[str], Sequence[int]]], schedule: Sch
         say(f"stage {number:<6} {', '.join(names[device] for device in devices)}: {what}")
 
 
-def _layer_notes(made: WholeLayers, step: Schedule, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
+def _layer_notes(layers: WholeLayers, step: Schedule, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
     """Say what the user has to know of whole layers and of the step as the tool runs it."""
     from placeto.formats.exports.layer_tools import hosts_in_order
 
-    cluster = made.schedule.problem.cluster
-    if made.moved > 0.0:
-        note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
+    cluster = layers.schedule.problem.cluster
+    if layers.moved > 0.0:
+        note(f"{layers.moved:.1%} of the time is moved to another device, so that layers are whole")
     note_memory("in whole layers it", step)
     if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
-    if arguments.format in _TRAIN and not made.recomputes_as(arguments.format):
-        of_stages = ", ".join(map(str, made.recomputed))
+    if arguments.format in _TRAIN and not layers.recomputes_as(arguments.format):
+        of_stages = ", ".join(map(str, layers.recomputed))
         which = "the first blocks of each stage, equally many" if title == "Megatron-LM" else "all blocks or none"
         note(f"{title} recomputes {which}; the plan recomputes {of_stages} in its stages, and takes less time")
     if arguments.format in _TRAIN and not is_factory(arguments.graph):

@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> None:
             bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             return model.capture(options, count)
 
-        found = fits(capture, cluster, model.batch, counts)
+        result = fits(capture, cluster, model.batch, counts)
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))
@@ -62,8 +62,8 @@ def run(arguments: Arguments) -> None:
     what += "" if trained == number else f", of which {trained / 1e6:,.1f} million are trained"
     how = "" if options.precision == "fp32" else f", {options.precision}"
     say(f"{model.name}: {what}, batch {model.batch}{how}, {options.optimizer}")
-    say(str(found))
-    say(found.advice())
-    if not any(step.fits for step in found.steps):
-        for count, why in found.left_out.items():
+    say(str(result))
+    say(result.advice())
+    if not any(step.fits for step in result.steps):
+        for count, why in result.left_out.items():
             note(f"not tried in {count} micro-batches: {why}")

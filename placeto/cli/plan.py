@@ -68,8 +68,8 @@ def run(arguments: Arguments) -> None:
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    given, options = find_cluster(arguments.cluster), arguments.model
-    cluster = with_headroom(given, options.headroom)
+    machine, options = find_cluster(arguments.cluster), arguments.model
+    cluster = with_headroom(machine, options.headroom)
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
 
@@ -113,7 +113,7 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.out is not None:
-        save_plan(plans.best.file(given), arguments.out)
+        save_plan(plans.best.file(machine), arguments.out)
         if plans.best.placement is None:
             note(f"{arguments.out} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
 

@@ -54,13 +54,13 @@ def run(arguments: Arguments) -> None:
     devices = open_devices(arguments.devices)
     steps = [real_step_of(factory, arguments.options) for factory in arguments.factories]
     name = (arguments.cluster_out or arguments.out).name.split(".")[0]
-    made = profile(steps, devices, arguments.seconds, name, arguments.processes)
-    save_profiled(made.costs, arguments.out)
-    say(f"costs        {arguments.out}: {len(made.costs.ops)} signatures")
+    profiled = profile(steps, devices, arguments.seconds, name, arguments.processes)
+    save_profiled(profiled.costs, arguments.out)
+    say(f"costs        {arguments.out}: {len(profiled.costs.ops)} signatures")
     if arguments.cluster_out is not None:
-        save_cluster(made.cluster, arguments.cluster_out)
-        say(f"cluster      {arguments.cluster_out}: {', '.join(device.name for device in made.cluster.devices)}")
-    say(_table(made))
+        save_cluster(profiled.cluster, arguments.cluster_out)
+        say(f"cluster      {arguments.cluster_out}: {', '.join(device.name for device in profiled.cluster.devices)}")
+    say(_table(profiled))
 
 
 def real_step_of(factory: str, options: TraceOptions) -> RealStep:
@@ -81,9 +81,9 @@ def real_step_of(factory: str, options: TraceOptions) -> RealStep:
     return real_training(module, inputs, loss, targets=targets, **how)
 
 
-def _table(made: Profile) -> str:
+def _table(profiled: Profile) -> str:
     lines = []
-    for step in made.costs.steps:
+    for step in profiled.costs.steps:
         error = (
             "" if step["held_out_error"] is None else f", {step['held_out_error']:.1%} off in the median if held out"
         )
@@ -92,6 +92,6 @@ def _table(made: Profile) -> str:
         lines.append(f"  step       {format_us(step['measured_us'])}, predicted {ratio:.3f} of it")
         if step["eager_us"]:
             lines.append(f"  eager      {format_us(step['eager_us'])}")
-    for device in made.cluster.devices:
+    for device in profiled.cluster.devices:
         lines.append(f"{device.name}: overhead {device.overhead_us:.2f} us an op")
     return "\n".join(lines)

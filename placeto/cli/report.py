@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> None:
     note_memory(str(arguments.placement), schedule)
 
 
-def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
+def simulate_file(arguments: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
     """Return the graph's name, a placement file, and its schedule, in the file's order unless a dispatch is given."""
     from placeto.errors import PlacementError
     from placeto.formats.placement import load_placement
@@ -85,17 +85,17 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
     from placeto.problem.step.plan import check_plan_of
     from placeto.simulator.schedule import simulate
 
-    file = load_placement(given.placement)
-    cluster, costs = find_cluster(given.cluster, given.dispatch or file.dispatch), load_costs(given.costs)
-    options = as_planned(given.placement, given.graph, find_cluster(given.cluster), given.options)
-    name, graph, _ = find_graph(given.graph, options)
-    with within(PlacementError, given.placement):
+    file = load_placement(arguments.placement)
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
+    options = as_planned(arguments.placement, arguments.graph, find_cluster(arguments.cluster), arguments.options)
+    name, graph, _ = find_graph(arguments.graph, options)
+    with within(PlacementError, arguments.placement):
         graph = file.step(graph)
         placement, order = file.devices(graph, cluster), file.op_order(graph)
         problem, plan = PlacementProblem(graph, cluster, costs), file.plan_on(cluster)
         if plan is not None:
             check_plan_of(plan, problem, placement)
-    kept = file.dispatch == "list" and given.dispatch is None
+    kept = file.dispatch == "list" and arguments.dispatch is None
     return name, file, simulate(problem, placement, order=order if kept else None, plan=plan)
 
 
@@ -112,16 +112,18 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
     from placeto.formats.plan import load_plan
 
     file, plan, costs = load_placement(path), load_plan(path), schedule.problem.costs.name
-    told = file.makespan_us if plan is None else plan.step_us
-    if told is None or format_us(told) in map(format_us, (simulated_us, *shown_us)):
+    file_us = file.makespan_us if plan is None else plan.step_us
+    if file_us is None or format_us(file_us) in map(format_us, (simulated_us, *shown_us)):
         return
-    here = f"torchrun runs it in whole chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated"
+    explanation = (
+        f"torchrun runs it in whole chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated"
+    )
     if file.costs not in (None, costs):
-        note(f"{path} says {format_us(told)}, by the costs {file.costs}; by the costs {costs} {here}")
+        note(f"{path} says {format_us(file_us)}, by the costs {file.costs}; by the costs {costs} {explanation}")
     elif plan is None:
-        note(f"{path} says {format_us(told)}, op by op; {here}")
+        note(f"{path} says {format_us(file_us)}, op by op; {explanation}")
     elif plan.run_by != "torch-pipeline":
-        note(f"{path} says {format_us(told)}, for {plan.kind} as {plan.run_by} runs it; {here}")
+        note(f"{path} says {format_us(file_us)}, for {plan.kind} as {plan.run_by} runs it; {explanation}")
 
 
 def note_of_memory(step: Schedule, plan: Plan, graph: ComputationGraph) -> None:

@@ -91,19 +91,19 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=captured
     )
     _, _, schedule = simulate_file(given)
-    made = torch_pipeline(schedule)
-    if len(devices) != made.num_ranks:
-        used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
+    pipeline = torch_pipeline(schedule)
+    if len(devices) != pipeline.num_ranks:
+        used = f"{pipeline.num_ranks} {'device' if pipeline.num_ranks == 1 else 'devices'}"
         raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
-    note_other_time(plan, schedule, made.step.makespan_us)
-    note_of_memory(made.step, made.order.plan, schedule.problem.graph)
+    note_other_time(plan, schedule, pipeline.step.makespan_us)
+    note_of_memory(pipeline.step, pipeline.order.plan, schedule.problem.graph)
     if options.precision != "fp32":
         note(f"the model is trained as the factory makes it, not in {options.precision}")
     with TemporaryDirectory() as folder:
-        save_torch_pipeline(made, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
+        save_torch_pipeline(pipeline, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
         times = torchrun(Path(folder), devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
     counted = times[_NOT_COUNTED:]
-    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.step.makespan_us
+    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), pipeline.step.makespan_us
     took = f"{format_us(median)} in the median of {len(counted)}, spread {format_us(spread)}"
     say(f"step         {took}, simulated {format_us(simulated)}")
 

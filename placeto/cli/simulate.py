@@ -40,8 +40,8 @@ def run(arguments: Arguments) -> None:
     }
     name, file, schedule = simulate_file(arguments)
     problem, placement = schedule.problem, schedule.placement
-    graph, cluster, costs, own = problem.graph, problem.cluster, problem.costs, file.op_order(problem.graph)
-    kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
+    graph, cluster, costs, file_order = problem.graph, problem.cluster, problem.costs, file.op_order(problem.graph)
+    kept = file_order is not None and file.dispatch == "list" and arguments.dispatch is None
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
@@ -52,8 +52,8 @@ def run(arguments: Arguments) -> None:
         for dispatch in DISPATCHES
         if (kept or dispatch != problem.dispatch) and (dispatch in ("fifo", "list", "priority") or in_micro_batches)
     }
-    if own is not None and not kept:
-        others["in the order of the file"] = simulate(problem, placement, order=own)
+    if file_order is not None and not kept:
+        others["in the order of the file"] = simulate(problem, placement, order=file_order)
     for how, other in others.items():
         factor = ratio(other.makespan_us, schedule.makespan_us)
         say(f"{how:<40} {format_us(other.makespan_us):>10}, {factor:.3f} times that")

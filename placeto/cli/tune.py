@@ -57,21 +57,21 @@ def run(arguments: Arguments) -> None:
 
     with Curves(None if arguments.logs is None else str(arguments.logs)) as curves:
 
-        def report(found: Round) -> None:
-            for one in found.candidates:
-                name = one.result.placer or "one device"
-                us = (one.result.makespan_us, one.measured_us, one.spread_us)
+        def report(tuning_round: Round) -> None:
+            for candidate in tuning_round.candidates:
+                name = candidate.result.placer or "one device"
+                us = (candidate.result.makespan_us, candidate.measured_us, candidate.spread_us)
                 cells = [f"{format_us(value):>{width}}" for value, width in zip(us, (10, 10, 9), strict=True)]
-                share = one.measured_us / found.one_device_us
-                say(f"{found.number:>5}  {name:<12} {' '.join(cells)}  {share:.3f}")
+                share = candidate.measured_us / tuning_round.one_device_us
+                say(f"{tuning_round.number:>5}  {name:<12} {' '.join(cells)}  {share:.3f}")
             sys.stdout.flush()
-            best = found.candidates[0]
+            best = tuning_round.candidates[0]
             numbers = {
                 "tune/measured_us": best.measured_us,
                 "tune/simulated_us": best.result.makespan_us,
-                "tune/of_one_device": best.measured_us / found.one_device_us,
+                "tune/of_one_device": best.measured_us / tuning_round.one_device_us,
             }
-            curves.numbers(numbers, found.number)
+            curves.numbers(numbers, tuning_round.number)
 
         result = tuned(step, devices, 60.0 * arguments.minutes, arguments.count, arguments.seed, report)
     if arguments.out is not None:

@@ -41,13 +41,13 @@ def device_counts(
         part = problem if len(devices) == problem.num_devices else on_devices(problem, devices)
         if len(devices) == 1:
             alone = best_single(problem)
-            found = (alone is None, problem.single_device_us if alone is None else alone.makespan_us)
+            known = (alone is None, problem.single_device_us if alone is None else alone.makespan_us)
         else:
             result = placer(part, simulations=simulations)
-            found = (not result.fits, result.makespan_us)
+            known = (not result.fits, result.makespan_us)
         if len(devices) == problem.num_devices:
-            found = min(found, (not known_fits, known_us))
-        best = min(best, found)
+            known = min(known, (not known_fits, known_us))
+        best = min(best, known)
         counts.append(DeviceCount(len(devices), float(best[1]), not best[0]))
     return counts
 

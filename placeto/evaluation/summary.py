@@ -77,24 +77,24 @@ def mean_curves(
     column = {"simulations": 0, "seconds": 1}[against]
     curves: dict[str, list[tuple[float, float]]] = {}
     for placer in dict.fromkeys(row["placer"] for row in rows):
-        own = [row for row in rows if row["placer"] == placer and row["history"] and held(row)]
-        if not own:
+        placer_rows = [row for row in rows if row["placer"] == placer and row["history"] and fits_one_device(row)]
+        if not placer_rows:
             continue
-        histories = [np.array(row["history"], float) for row in own]
+        histories = [np.array(row["history"], float) for row in placer_rows]
         first = max(history[0, column] for history in histories)
-        last = max(first, *(row[against] for row in own))
+        last = max(first, *(row[against] for row in placer_rows))
         grid = np.unique(np.geomspace(first, last, num_points)) if 0 < first < last else np.unique([first, last])
         grid = np.clip(np.unique(np.round(grid)) if column == 0 else grid, first, last)
         mean = np.zeros(len(grid))
-        for row, history in zip(own, histories, strict=True):
+        for row, history in zip(placer_rows, histories, strict=True):
             seen = np.searchsorted(history[:, column], grid, side="right") - 1
             one_device = row["makespan_us"] / row["relative"]
-            mean += np.array([ratio(us, one_device) for us in history[seen, 2].tolist()]) / len(own)
+            mean += np.array([ratio(us, one_device) for us in history[seen, 2].tolist()]) / len(placer_rows)
         curves[placer] = list(zip(grid.tolist(), mean.tolist(), strict=True))
     return curves
 
 
-def held(row: Row) -> bool:
+def fits_one_device(row: Row) -> bool:
     """Whether some single device holds the row's graph, so that `relative` is a ratio; True for older rows."""
     return bool(row.get("single_fits", True))
 
@@ -128,21 +128,21 @@ def _summarize(
     best: dict[tuple[str, str], float],
     winners: set[tuple[str, str, str]],
 ) -> Summary:
-    own = [row for row in rows if row["placer"] == placer]
-    relative = np.array([row["relative"] for row in own if held(row)])
-    seeds = np.array([row["seed"] for row in own if held(row)])
+    placer_rows = [row for row in rows if row["placer"] == placer]
+    relative = np.array([row["relative"] for row in placer_rows if fits_one_device(row)])
+    seeds = np.array([row["seed"] for row in placer_rows if fits_one_device(row)])
     per_seed = [relative[seeds == seed].mean() for seed in np.unique(seeds)]
     return Summary(
         placer=placer,
         relative=float(relative.mean()) if len(relative) else math.nan,
         spread=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else 0.0,
-        to_best=float(np.mean([ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in own])),
-        to_bound=float(np.mean([ratio(row["makespan_us"], row["lower_bound_us"]) for row in own])),
+        to_best=float(np.mean([ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in placer_rows])),
+        to_bound=float(np.mean([ratio(row["makespan_us"], row["lower_bound_us"]) for row in placer_rows])),
         wins=sum(winner[2] == placer for winner in winners),
         worst=float(relative.max()) if len(relative) else math.nan,
-        fits=sum(row["fits"] for row in own),
-        rows=len(own),
-        graphs=len({(row["graph"], row["cluster"]) for row in own}),
-        simulations=float(np.mean([row["simulations"] for row in own])),
-        seconds=float(np.mean([row["seconds"] for row in own])),
+        fits=sum(row["fits"] for row in placer_rows),
+        rows=len(placer_rows),
+        graphs=len({(row["graph"], row["cluster"]) for row in placer_rows}),
+        simulations=float(np.mean([row["simulations"] for row in placer_rows])),
+        seconds=float(np.mean([row["seconds"] for row in placer_rows])),
     )

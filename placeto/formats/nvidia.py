@@ -167,15 +167,15 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
         raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(NVIDIA)}")
     devices = []
     for i in range(count):
-        own = next((kind for name, kind in _BOARDS.items() if re.fullmatch(name, names[i])), None)
-        if own is None:
+        board = next((kind for name, kind in _BOARDS.items() if re.fullmatch(name, names[i])), None)
+        if board is None:
             instead = f"give the kind that is nearest (--kind), one of {', '.join(NVIDIA)}, and correct the file"
             raise ClusterError(f"there are no numbers for GPU {i}, {quote(names[i])}: {instead}")
         memory = re.search(r"-(\d+)GB", names[i])
-        size, named = NVIDIA[own].memory, int(memory[1]) if memory else 0
+        size, named = NVIDIA[board].memory, int(memory[1]) if memory else 0
         if named and not named * 10**9 <= size <= named * 2**30:  # a board with another memory, as V100s of 32 GB
             size = named * 10**9
-        devices.append(replace(NVIDIA[own], name=f"gpu:{i}", memory=size))
+        devices.append(replace(NVIDIA[board], name=f"gpu:{i}", memory=size))
     return devices
 
 

@@ -24,6 +24,7 @@ from placeto.heuristics.list_kernels import (
     nothing_booked,
     settled,
 )
+from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FlatProblems
@@ -81,7 +82,7 @@ def earliest_start_of_many(
     starts, sequence = np.zeros(n), np.empty(n, np.int64)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for, until when
     missing = flat.num_inputs.copy()
-    members = np.argsort(follow, kind="mergesort")
+    members = stable_argsort(follow)
     member_ptr = np.searchsorted(follow[members], np.arange(len(order.demand) + 1))
     told = np.full(n, -1)  # the last group for whose binding `_tell` was called for an op
     bound = np.empty(len(order.demand) + 1, np.int64)
@@ -156,7 +157,7 @@ def earliest_start_of_many(
 @compiled(inner=True)
 def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     n, d = flat.op_offset[1], flat.device_offset[1]
-    by_rank, place = np.argsort(-order.rank, kind="mergesort"), np.empty(n, np.int64)
+    by_rank, place = stable_argsort(-order.rank), np.empty(n, np.int64)
     for k in range(n):
         place[by_rank[k]] = k
     # an op enters once for each device, again if it had no room, and again if a broadcast tensor comes sooner
@@ -270,7 +271,7 @@ def _replay(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, 
                     count += 1
         arrival_of(flat, order, at_binding, op, device, True)
     last = -1
-    for k in np.argsort(sent[:count], kind="mergesort"):
+    for k in stable_argsort(sent[:count]):
         tensor = sent[k]
         if tensor == last:
             continue

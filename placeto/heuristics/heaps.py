@@ -23,7 +23,7 @@ class Heaps(NamedTuple):
     used: np.ndarray  # (1,) int64, number of nodes in use
 
 
-@compiled()
+@compiled(inner=True)
 def new_heaps(most: int) -> Heaps:
     """Return arrays with room for `most` nodes; none is in use."""
     return Heaps(
@@ -35,7 +35,7 @@ def new_heaps(most: int) -> Heaps:
     )
 
 
-@compiled()
+@compiled(inner=True)
 def put_new(heaps: Heaps, root: int, us: float, at: int) -> int:
     """Put a new node with the key (us, at) into the heap with this root, and return the heap's new root."""
     node = heaps.used[0]
@@ -44,14 +44,14 @@ def put_new(heaps: Heaps, root: int, us: float, at: int) -> int:
     return put(heaps, root, node, us)
 
 
-@compiled()
+@compiled(inner=True)
 def put(heaps: Heaps, root: int, node: int, us: float) -> int:
     """Put a node that is in no heap into the heap with this root, with a new `us`, and return the heap's new root."""
     heaps.us[node], heaps.child[node] = us, -1
     return _linked(heaps, root, node)
 
 
-@compiled()
+@compiled(inner=True)
 def without_first(heaps: Heaps, root: int) -> int:
     """Take the root, the node with the least key, out of a heap that isn't empty, and return the new root or -1."""
     node, pairs = heaps.child[root], -1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.plumbing.array_kernels import NONE, number_up_to, stable_argsort
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FREE, PAIR, FlatProblems
 
@@ -185,7 +186,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
             continue
         group = order.follow[op]
         need = need_of(order, home, op, to_bind, last_call)
-        best, best_start, best_finish = -1, 0.0, np.inf
+        best, best_start, best_finish = NONE, 0.0, np.inf
         for full in range(2):  # devices that have room, and if none has, all
             for device in range(d):
                 if home[group] >= 0 and device != home[group]:
@@ -235,7 +236,7 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
                 queue[tail] = child
                 tail += 1
     ranks = rank[queue]
-    return queue[np.argsort(-ranks, kind="mergesort")]  # stable: equal ranks stay in topological order
+    return queue[stable_argsort(-ranks)]  # stable: equal ranks stay in topological order
 
 
 @compiled(inner=True)
@@ -268,7 +269,7 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
 @compiled(inner=True)
 def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop: float) -> int:
     """Add a busy interval to the blocks of a device, which are joined if adjacent; returns their new number."""
-    after = int(np.searchsorted(first[:count], start, side="right"))
+    after = number_up_to(first, count, start)
     follows, leads = after > 0 and last[after - 1] == start, after < count and first[after] == stop
     if follows and leads:
         last[after - 1] = last[after]
@@ -325,7 +326,7 @@ def earliest_start(
         looks += count
         if looks + count * (count - 1) // 2 > most_looks:  # each step makes at most one fewer ready
             return starts[:0].astype(np.int64), starts[:0]
-        chosen, best, best_start, best_rank = -1, -1, np.inf, np.inf
+        chosen, best, best_start, best_rank = -1, NONE, np.inf, np.inf
         least = device_free.min()
         for full in range(2):  # devices that have room, and if none has, all
             for k in range(count):

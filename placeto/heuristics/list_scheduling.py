@@ -21,7 +21,7 @@ from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.heuristics.rules import demands, within_memory
 from placeto.plumbing.compiling import compiled
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -124,6 +124,7 @@ def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndar
     graph = problem.graph
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     free = (problem.op_time == 0.0).all(axis=1)
+    follow = np.array(follow)  # an array that is read-only would be another type to numba
     return floating(follow, free, graph.topological_order, in_ptr, graph.edge_src)
 
 
@@ -152,8 +153,8 @@ def _upward_rank(
 
 @lru_cache(maxsize=16)
 def hard_groups(problem: PlacementProblem) -> np.ndarray:
-    """(N,) group of each op: ops that `together` joins share one, and every other op is alone in its group; cached."""
-    colocation = together(problem.graph)
+    """(N,) group of each op: `colocation_groups`, and every other op is alone in its group; cached."""
+    colocation = colocation_groups(problem.graph)
     count = colocation.max(initial=-1) + 1
     alone = np.arange(problem.num_ops) + count
     return np.unique(np.where(colocation >= 0, colocation, alone), return_inverse=True)[1].astype(np.int64)

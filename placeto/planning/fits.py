@@ -46,19 +46,21 @@ class Fits:
 
     def advice(self) -> str:
         """Say for each kind of device, in a sentence each, how the step fits, or how much memory is missing."""
-        told = []
+        sentences = []
         alone = [step for step in self.steps if step.kind == Kind.ONE]
         for device in _kinds(step.device for step in alone):
-            *_, last = own = [step for step in alone if step.device == device]
+            *_, last = on_device = [step for step in alone if step.device == device]
             if last.fits:
                 left = format_bytes(last.room - last.used)
-                told.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.{last.warning}")
+                sentences.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.{last.warning}")
             elif resident_bytes(last) > last.room:
                 held = format_bytes(resident_bytes(last))
-                told.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
+                sentences.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
             else:
-                least = min(own, key=_lack)
-                told.append(f"It doesn't fit on {_named(device)}: it lacks {format_bytes(_lack(least))}{_how(least)}.")
+                least = min(on_device, key=_lack)
+                sentences.append(
+                    f"It doesn't fit on {_named(device)}: it lacks {format_bytes(_lack(least))}{_how(least)}."
+                )
         divided = [step for step in self.steps if step.kind != Kind.ONE]
         if divided:
             step = min(divided, key=_lack)
@@ -68,10 +70,10 @@ class Fits:
             found = f" each lacks {format_bytes(_lack(step))}{_how(step)}."
             if step.fits:
                 found = f" it fits{_how(step)}: each has {format_bytes(step.used)} at most.{step.warning}"
-            told.append(f"{way}{found}")
+            sentences.append(f"{way}{found}")
         if not any(step.fits for step in self.steps):
-            told.append(ways_out(self.steps, [step.micro_batches for step in self.steps]).strip())
-        return " ".join(told)
+            sentences.append(ways_out(self.steps, [step.micro_batches for step in self.steps]).strip())
+        return " ".join(sentences)
 
     def __str__(self) -> str:
         head = ["device", "of", "M", "recomputed", *CATEGORIES, "together", "fits"]

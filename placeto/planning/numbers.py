@@ -95,14 +95,14 @@ def place_in_best(
     for count, problem in problems.items():
         counted = None if simulations is None else int(simulations * share)
         try:
-            found = place(problem, counted, None if seconds is None else seconds * share)
+            placed = place(problem, counted, None if seconds is None else seconds * share)
         except ValueError as refused:
             if not first or not isinstance(refused, PlacetoError):
                 raise
             left_out[count] = str(refused)
             continue
-        first[count] = _after(found, spent, took)
-        spent, took = spent + found.simulations, took + found.seconds
+        first[count] = _after(placed, spent, took)
+        spent, took = spent + placed.simulations, took + placed.seconds
     count = min(first, key=lambda each: (not first[each].fits, first[each].makespan_us))
     counted = None if simulations is None else simulations - spent
     again = place(problems[count], counted, None if seconds is None else seconds * (1 - _FIRST))

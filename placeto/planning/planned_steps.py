@@ -248,11 +248,11 @@ class Plans:
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
             return f"None of these fits: {best.name} lacks the least, {lacks}.{ways_out(self.steps, self.tried)}"
-        one = next((step for step in self.steps if step.kind == Kind.ONE), None)
+        one_device = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = ""
-        if one is not None and best is not one:
-            gain = f", {one.step_us / best.step_us:.2f} times as fast as one device{one.parts}"
-        if one is not None and not one.fits:
+        if one_device is not None and best is not one_device:
+            gain = f", {one_device.step_us / best.step_us:.2f} times as fast as one device{one_device.parts}"
+        if one_device is not None and not one_device.fits:
             gain = ", and one device lacks the memory for it"
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
         different = (step for step in others if step.fits and step.kind != best.kind)
@@ -310,15 +310,15 @@ def ways_out(steps: Sequence[PlannedStep], tried: Sequence[int]) -> str:
         steps: the ways that were tried, which don't fit.
         tried: numbers of micro-batches in which they were tried.
     """
-    found, batch = list[str](), steps[0].batch
+    untried, batch = list[str](), steps[0].batch
     if not any(step.recomputed or recomputable(step.result.problem.graph) for step in steps):
-        found.append("activation checkpoints, which a FACTORY can switch on in its module")
+        untried.append("activation checkpoints, which a FACTORY can switch on in its module")
     if max(tried, default=1) < batch:
-        found.append(f"smaller micro-batches (--micro-batches {batch})")
+        untried.append(f"smaller micro-batches (--micro-batches {batch})")
     if max(step.memory["optimizer"] - step.memory["gradients"] for step in steps) > 0:
-        found.append("an optimizer with less state (--optimizer lion or sgd)")
+        untried.append("an optimizer with less state (--optimizer lion or sgd)")
     devices = [device for device in steps[0].result.problem.cluster.devices if not device.is_cpu]
     if len(devices) > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
-        found.append(f"parameters divided by FSDP, which needs a batch that {len(devices)} divides")
-    found.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")
-    return f" Not tried: {'; '.join(found)}. Else use more devices, or a smaller batch."
+        untried.append(f"parameters divided by FSDP, which needs a batch that {len(devices)} divides")
+    untried.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")
+    return f" Not tried: {'; '.join(untried)}. Else use more devices, or a smaller batch."

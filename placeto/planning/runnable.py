@@ -34,8 +34,8 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
     if tool == "megatron":
         evaluator.reorder("1f1b")
         evaluator.score_plan(plan, placement)
-        return (found := evaluator.result()), found
+        return (placed := evaluator.result()), placed
     evaluator.score_plan(plan, placement)
     choose_order(evaluator, orders_to_try(problem))
     try_bounded_orders(evaluator, placement)
-    return (found := evaluator.result()), pipeline_step(with_least_memory(found.schedule(), alike=True))
+    return (placed := evaluator.result()), pipeline_step(with_least_memory(placed.schedule(), alike=True))

@@ -149,20 +149,20 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
-    found = _ways(problems, batch, runnable_by, refusals)
+    planned = _ways(problems, batch, runnable_by, refusals)
     each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
-    if each and not any(step.fits and not step.warning for step in found):
+    if each and not any(step.fits and not step.warning for step in planned):
         more, why = _captured(problem_of, each)
         problems |= more
         left_out |= why
-        found += _ways(more, batch, runnable_by, refusals)
-    fastest = min(found, key=lambda step: (_length(step), not step.fits))
+        planned += _ways(more, batch, runnable_by, refusals)
+    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
         keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
-        found += ways_that_fit(problems, found, batch, runnable_by, keep)
+        planned += ways_that_fit(problems, planned, batch, runnable_by, keep)
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
-    for step in sorted(found, key=rank):
+    for step in sorted(planned, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)

@@ -59,17 +59,17 @@ def register() -> None:
 
     @typeof_impl.register(tuple)
     def type_of(value: tuple[Any, ...], context: Any) -> Any:
-        found = others(value, context)
-        named = isinstance(found, types.BaseNamedTuple) and type(value).__module__.startswith("placeto.")
-        if named and len(value) >= _MANY and any(isinstance(field, types.Array) for field in found.types):
-            return Reference(found)
-        return found
+        kind = others(value, context)
+        named = isinstance(kind, types.BaseNamedTuple) and type(value).__module__.startswith("placeto.")
+        if named and len(value) >= _MANY and any(isinstance(field, types.Array) for field in kind.types):
+            return Reference(kind)
+        return kind
 
 
-def _place(context: Any, builder: Any, of: Reference, value: Any) -> Any:
+def _place(context: Any, builder: Any, kind: Reference, value: Any) -> Any:
     """Return a pointer to the fields of a reference."""
-    meminfo = cgutils.create_struct_proxy(of)(context, builder, value=value).meminfo
-    pointer = context.get_value_type(of.get_data_type()).as_pointer()
+    meminfo = cgutils.create_struct_proxy(kind)(context, builder, value=value).meminfo
+    pointer = context.get_value_type(kind.get_data_type()).as_pointer()
     return builder.bitcast(context.nrt.meminfo_data(builder, meminfo), pointer)
 
 
@@ -77,40 +77,40 @@ def _place(context: Any, builder: Any, of: Reference, value: Any) -> Any:
 class _Attributes(AttributeTemplate):
     key = Reference
 
-    def generic_resolve(self, of: Any, name: str) -> Any:  # type: ignore[override]
-        return of.fields.get(name)
+    def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override]
+        return kind.fields.get(name)
 
 
 @lower_getattr_generic(Reference)
-def _read(context: Any, builder: Any, of: Reference, value: Any, name: str) -> Any:
-    at = cgutils.gep_inbounds(builder, _place(context, builder, of, value), 0, list(of.fields).index(name))
-    return impl_ret_borrowed(context, builder, of.fields[name], builder.load(at))
+def _read(context: Any, builder: Any, kind: Reference, value: Any, name: str) -> Any:
+    at = cgutils.gep_inbounds(builder, _place(context, builder, kind, value), 0, list(kind.fields).index(name))
+    return impl_ret_borrowed(context, builder, kind.fields[name], builder.load(at))
 
 
-def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allocate: Any) -> Any:
+def _new_reference(context: Any, builder: Any, kind: Reference, fields: Sequence[Any], allocate: Any) -> Any:
     """Return a reference to a copy of fields; it takes over the counted references of the fields to their arrays."""
-    layout = context.get_value_type(of.get_data_type())
-    drop = imp_dtor(context, builder.module, of)
+    layout = context.get_value_type(kind.get_data_type())
+    drop = imp_dtor(context, builder.module, kind)
     drop.linkage = "linkonce_odr"  # a kernel and its wrapper for Python define one each
-    made = cgutils.create_struct_proxy(of)(context, builder)
-    made.meminfo = allocate(builder, context.get_constant(types.uintp, context.get_abi_sizeof(layout)), drop)
-    value = made._getvalue()
-    place = _place(context, builder, of, value)
+    proxy = cgutils.create_struct_proxy(kind)(context, builder)
+    proxy.meminfo = allocate(builder, context.get_constant(types.uintp, context.get_abi_sizeof(layout)), drop)
+    value = proxy._getvalue()
+    place = _place(context, builder, kind, value)
     for number, field in enumerate(fields):
         builder.store(field, cgutils.gep_inbounds(builder, place, 0, number))
     return value
 
 
-def _reference(_typing: Any, made: Any) -> Any:
+def _reference(_typing: Any, named_tuple: Any) -> Any:
     """Return the signature of `reference` for a type of named tuple, and the function that generates its code."""
-    of = Reference(made)
+    kind = Reference(named_tuple)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        context.nrt.incref(builder, made, arguments[0])
+        context.nrt.incref(builder, named_tuple, arguments[0])
         fields = cgutils.unpack_tuple(builder, arguments[0])
-        return _made(context, builder, of, fields, context.nrt.meminfo_alloc_dtor)
+        return _new_reference(context, builder, kind, fields, context.nrt.meminfo_alloc_dtor)
 
-    return of(made), generate
+    return kind(named_tuple), generate
 
 
 reference: Any = intrinsic(_reference)
@@ -118,19 +118,19 @@ reference: Any = intrinsic(_reference)
 
 
 @unbox(Reference)
-def _from_python(of: Reference, value: Any, c: Any) -> Any:
-    native = unbox_tuple(of.of, value, c)
+def _from_python(kind: Reference, value: Any, c: Any) -> Any:
+    native = unbox_tuple(kind.of, value, c)
     fields = cgutils.unpack_tuple(c.builder, native.value)
-    made = _made(c.context, c.builder, of, fields, c.context.nrt.meminfo_alloc_dtor_unchecked)
-    return NativeValue(made, is_error=native.is_error, cleanup=native.cleanup)
+    reference_value = _new_reference(c.context, c.builder, kind, fields, c.context.nrt.meminfo_alloc_dtor_unchecked)
+    return NativeValue(reference_value, is_error=native.is_error, cleanup=native.cleanup)
 
 
 @box(Reference)
-def _to_python(of: Reference, value: Any, c: Any) -> Any:
-    place = _place(c.context, c.builder, of, value)
-    fields = [c.builder.load(cgutils.gep_inbounds(c.builder, place, 0, n)) for n in range(len(of.fields))]
-    made = c.context.make_tuple(c.builder, of.of, fields)
-    c.context.nrt.incref(c.builder, of.of, made)
-    boxed = c.box(of.of, made)
-    c.context.nrt.decref(c.builder, of, value)
+def _to_python(kind: Reference, value: Any, c: Any) -> Any:
+    place = _place(c.context, c.builder, kind, value)
+    fields = [c.builder.load(cgutils.gep_inbounds(c.builder, place, 0, n)) for n in range(len(kind.fields))]
+    named_tuple = c.context.make_tuple(c.builder, kind.of, fields)
+    c.context.nrt.incref(c.builder, kind.of, named_tuple)
+    boxed = c.box(kind.of, named_tuple)
+    c.context.nrt.decref(c.builder, kind, value)
     return boxed

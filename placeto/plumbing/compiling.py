@@ -27,12 +27,12 @@ def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., 
     """
     options |= {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
 
-    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         kernel: Any = njit(**options)(function)
         kernel._cache = kernel_cache(kernel)
         return kernel
 
-    return made
+    return decorate
 
 
 class _Compiling(event.Listener):

@@ -26,23 +26,23 @@ PLACEMENT_REWARDS = "placeto.placement_rewards"
 """Group of entry points that each name a reward of whole placements; the reward gets the entry point's name."""
 
 
-def named_extensions(group: str, taken: Collection[str]) -> dict[str, EntryPoint]:
+def named_extensions(group: str, shipped: Collection[str]) -> dict[str, EntryPoint]:
     """Return the entry points of a group by their names; what they name isn't imported.
 
     Args:
         group: one of the groups above.
-        taken: names that Placeto uses itself.
+        shipped: names that Placeto uses itself.
 
     Raises:
-        PlacerError: two entry points have the same name, or one has a name in `taken`.
+        PlacerError: two entry points have the same name, or one has a name in `shipped`.
     """
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        if point.name in taken or point.name in found:
-            other = f"of {described(found[point.name])}" if point.name in found else "of Placeto itself"
+        if point.name in shipped or point.name in points:
+            other = f"of {described(points[point.name])}" if point.name in points else "of Placeto itself"
             raise PlacerError(f"{described(point)}: {point.name!r} is a name {other}, too: rename one, or uninstall it")
-        found[point.name] = point
-    return found
+        points[point.name] = point
+    return points
 
 
 def load_extension(point: EntryPoint) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
 from placeto.policies.scales import FINE, FINE_RANGE
 
@@ -133,15 +134,15 @@ _TOGETHER = 512  # pairs that are computed at a time, so that their intermediate
 def _two_scales(x: np.ndarray) -> np.ndarray:
     """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F); see `placeto.policies.scales`."""
     n, f = x.shape
-    out = np.empty((n, 2 * f), np.float32)
-    one, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)
+    scaled_rows = np.empty((n, 2 * f), np.float32)
+    unit, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)
     for i in range(n):
         for j in range(f):
-            out[i, j] = x[i, j]
+            scaled_rows[i, j] = x[i, j]
             scaled = x[i, j] * fine
             size = abs(scaled)
-            out[i, f + j] = np.copysign(np.log(size + np.sqrt(size * size + one)), scaled) * span
-    return out
+            scaled_rows[i, f + j] = np.copysign(np.log(size + np.sqrt(size * size + unit)), scaled) * span
+    return scaled_rows
 
 
 @compiled(inner=True, inline="always")
@@ -184,11 +185,11 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
 @compiled()
 def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
     """Return (V, H) what all pairs of a node add to the hidden layer, without the part of messages."""
-    own = np.empty((len(current), pair.shape[2]), np.float32)
+    at_current = np.empty((len(current), pair.shape[2]), np.float32)
     for v in range(len(current)):
-        own[v] = pair[v, current[v]]
+        copy_into(at_current[v], pair[v, current[v]])
     base = _dot(_two_scales(node), network.from_node, False)
-    base += _dot(_two_scales(own), network.from_own, False)
+    base += _dot(_two_scales(at_current), network.from_own, False)
     return base
 
 
@@ -199,10 +200,13 @@ def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray
     read = np.empty((len(z), 3 * width), np.float32)  # input of the update: embeddings and received messages
     y = np.empty_like(z)
     _normalised(z, messages.norm, y)
-    read[:, :width] = y
+    for v in range(len(y)):
+        copy_into(read[v], y[v])
     for way in range(2):
         sent, on_arc = _dot(y, messages.source[way], False), _dot(edge, messages.edge[way], False)
-        read[:, (1 + way) * width : (2 + way) * width] = _received(sent, on_arc, arcs[way], arcs[1 - way])
+        received = _received(sent, on_arc, arcs[way], arcs[1 - way])
+        for v in range(len(received)):
+            copy_into(read[v, (1 + way) * width :], received[v])
     z += _dot(_dot(read, messages.update[0], True), messages.update[1], False)
 
 
@@ -250,7 +254,7 @@ def _finish(
         size = min(_TOGETHER, count - first)
         pairs = np.empty((size, pair.shape[2]), np.float32)
         for r in range(size):
-            pairs[r] = pair[slot[first + r], device[first + r]]
+            copy_into(pairs[r], pair[slot[first + r], device[first + r]])
         rows = _dot(_two_scales(pairs), network.from_pair, False)
         for r in range(size):
             for j in range(rows.shape[1]):

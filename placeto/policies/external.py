@@ -121,31 +121,31 @@ def _load(name: str) -> ExternalPolicy:
         PlacerError: it can't be imported, or it is no usable `ExternalPolicy`.
     """
     point = _others()[name]
-    found = load_extension(point)
-    if wrong := _wrong(found):
+    policy = load_extension(point)
+    if wrong := _wrong(policy):
         raise PlacerError(f"{described(point)}: {wrong}")
-    assert isinstance(found, ExternalPolicy)
-    return found
+    assert isinstance(policy, ExternalPolicy)
+    return policy
 
 
-def _wrong(found: Any) -> str:
+def _wrong(policy: Any) -> str:
     """Say what is wrong with what an entry point names; "" if it is a usable `ExternalPolicy`."""
-    if not isinstance(found, ExternalPolicy):
-        return f"is no ExternalPolicy, but {found!r:.60}"
-    if found.kind not in _PLACING:
-        return f"kind must be {' or '.join(_PLACING)}, not {found.kind!r:.60}"
-    if not (isinstance(found.config, type) and is_dataclass(found.config)):
-        return f"config must be a dataclass, not {found.config!r:.60}"
+    if not isinstance(policy, ExternalPolicy):
+        return f"is no ExternalPolicy, but {policy!r:.60}"
+    if policy.kind not in _PLACING:
+        return f"kind must be {' or '.join(_PLACING)}, not {policy.kind!r:.60}"
+    if not (isinstance(policy.config, type) and is_dataclass(policy.config)):
+        return f"config must be a dataclass, not {policy.config!r:.60}"
     try:
-        settings = found.config()
+        settings = policy.config()
     except Exception as problem:  # of the package's own code
         return f"each setting of config needs a default ({raised(problem)})"
-    if not callable(found.policy) or not takes_one(found.policy):
-        return f"policy must be a function or class of one argument, the config, not {found.policy!r:.60}"
-    if not (isinstance(found.sentence, str) and found.sentence.isprintable()):
-        return f"sentence must be one line of text, not {found.sentence!r:.60}"
-    if not isinstance(found.env, EnvConfig):
-        return f"env must be an EnvConfig, not {found.env!r:.60}"
-    if found.kind == "one-shot" and not hasattr(settings, "units"):
+    if not callable(policy.policy) or not takes_one(policy.policy):
+        return f"policy must be a function or class of one argument, the config, not {policy.policy!r:.60}"
+    if not (isinstance(policy.sentence, str) and policy.sentence.isprintable()):
+        return f"sentence must be one line of text, not {policy.sentence!r:.60}"
+    if not isinstance(policy.env, EnvConfig):
+        return f"env must be an EnvConfig, not {policy.env!r:.60}"
+    if policy.kind == "one-shot" and not hasattr(settings, "units"):
         return "config of a one-shot policy needs units, which get a device each: groups, ops, few or paper"
     return ""

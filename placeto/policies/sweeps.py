@@ -86,54 +86,56 @@ class Sweeper:
         the moves of one group of each view, one group after the other.
         """
         at_work("policy")
-        own, (here, best) = self.search, evaluator.best_groups
+        settings, (placement, best) = self.search, evaluator.best_groups
         instance = new_instance(evaluator.problem, evaluator.groups)
-        coarsening, groups = Coarsening(instance.problem, instance.groups), np.arange(len(here))
+        coarsening, groups = Coarsening(instance.problem, instance.groups), np.arange(len(placement))
         vain, tried = 0, set[tuple[bytes, int]]()
         views: list[View | None] = []
-        for turn in range(len(here)) if self._in_order else count():
-            if vain >= own.in_vain or evaluator.exhausted:
+        for turn in range(len(placement)) if self._in_order else count():
+            if vain >= settings.in_vain or evaluator.exhausted:
                 return
-            views = self._views(instance, coarsening, here, views)
-            found = [move for view in views if view is not None for move in self._untried(view, here, tried, turn)]
-            if not found and not self._in_order:
+            views = self._views(instance, coarsening, placement, views)
+            moves_found = [
+                move for view in views if view is not None for move in self._untried(view, placement, tried, turn)
+            ]
+            if not moves_found and not self._in_order:
                 return
-            moves = sorted(found, key=lambda move: -move[0])
-            kept, moved = 0, np.zeros(len(here), bool)
-            for _, view, which, device in moves[: own.tries]:
+            moves = sorted(moves_found, key=lambda move: -move[0])
+            kept, moved = 0, np.zeros(len(placement), bool)
+            for _, view, which, device in moves[: settings.tries]:
                 members = groups[view.joined == which]
                 key = members.tobytes()
-                if vain >= own.in_vain or evaluator.exhausted or kept == own.kept:
+                if vain >= settings.in_vain or evaluator.exhausted or kept == settings.kept:
                     break
                 if (key, device) in tried or moved[members].any():
                     continue
-                row = here.copy()
+                row = placement.copy()
                 row[members] = device
                 score = evaluator.score(row)
                 tried.add((key, device))
                 vain = 0 if score < best else vain + 1
                 best = min(best, score)
                 if score <= self._bearable(best):
-                    tried.add((key, int(here[members[0]])))  # the move back would only undo this one
-                    here, kept = row, kept + 1
+                    tried.add((key, int(placement[members[0]])))  # the move back would only undo this one
+                    placement, kept = row, kept + 1
                     moved[members] = True
 
     def _views(
-        self, instance: Instance, coarsening: Coarsening, here: np.ndarray, before: list[View | None]
+        self, instance: Instance, coarsening: Coarsening, placement: np.ndarray, before: list[View | None]
     ) -> list[View | None]:
         """Return a view of the groups and, for each further level, a view of joined groups.
 
-        Views of `before` are used again if the placement `here` (G,) has each of their joined groups on one device. The
+        Views of `before` are used again if `placement` (G,) has each of their joined groups on one device. The
         view is None at a level at which no further groups are joined.
         """
-        size = len(here)
-        if before and all(view is None or view.shows(here) for view in before):
+        size = len(placement)
+        if before and all(view is None or view.shows(placement) for view in before):
             return before
         views: list[View | None] = before[:1] or [View.of(instance, np.arange(size))]
         counts = [max(1, size >> level) for level in range(1, self.search.levels)]
-        for number, joined in enumerate(coarsening.joined(here, counts), 1):
+        for number, joined in enumerate(coarsening.joined(placement, counts), 1):
             old, left = before[number] if before else None, int(joined.max()) + 1
-            if old is not None and old.shows(here):
+            if old is not None and old.shows(placement):
                 views.append(old)
             elif left < size:
                 views.append(View.of(new_instance(instance.problem, coarsening.groups_of(joined)), joined))
@@ -143,13 +145,13 @@ class Sweeper:
         return views
 
     def _untried(
-        self, view: View, here: np.ndarray, tried: set[tuple[bytes, int]], turn: int
+        self, view: View, placement: np.ndarray, tried: set[tuple[bytes, int]], turn: int
     ) -> Iterator[tuple[float, View, int, int]]:
         """Yield the most likely moves of a view that weren't tried: (logit, view, joined group, device).
 
         There is at most one move for each joined group, and at most `tries` moves in all.
         """
-        place = here[view.first]
+        place = placement[view.first]
         logits = self._logits(view, place, turn % len(place))
         devices, seen = logits.shape[1], set[int]()
         for flat in np.argsort(-logits, axis=None, kind="stable").tolist():
@@ -166,18 +168,18 @@ class Sweeper:
         """Return the largest score in microseconds with which a move is kept, if `best` is the best one so far."""
         return np.inf if self.env.tolerance is None else best * (1.0 + self.env.tolerance)
 
-    def _logits(self, view: View, here: np.ndarray, turn: int) -> np.ndarray:
-        """Return the logits (C, D) of the moves of joined groups from a placement `here` (C,).
+    def _logits(self, view: View, placement: np.ndarray, turn: int) -> np.ndarray:
+        """Return the logits (C, D) of the moves of joined groups from `placement` (C,).
 
         They are -inf for moves that can't be chosen, and for all moves if any logit isn't finite.
         """
         visited = (view.traversal < turn) & self._in_order
-        seen = look(view.batch, here, visited)
+        seen = look(view.batch, placement, visited)
         legal = seen.offered
         if self._in_order:  # only the traversal's node moves, and it may also stay where it is
             legal &= (view.traversal == turn)[:, None]
             seen.node[:, NODE.is_current] = view.traversal == turn
         else:
-            legal[np.arange(len(here)), here] = False
+            legal[np.arange(len(placement)), placement] = False
         logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, legal)
         return np.where(legal & np.isfinite(logits).all(), logits, -np.inf)

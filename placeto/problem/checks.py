@@ -199,18 +199,18 @@ def _plain(value: Any) -> Any:
 
 def _sentence(faults: Sequence[Any], document: Any, what: str, schema: Any) -> str:
     """Say what is wrong with a document: for each field, what pydantic says about it or about its alternatives."""
-    found: dict[str, tuple[list[str], Any]] = {}  # path -> what is said, and the value
+    faults_at: dict[str, tuple[list[str], Any]] = {}  # path -> what is said, and the value
     for fault in faults:
         path, rule = _path(fault["loc"], document, what, fault["type"] == "missing"), _said(fault, schema)
-        rules = found.setdefault(path, ([], fault["input"]))[0]
+        rules = faults_at.setdefault(path, ([], fault["input"]))[0]
         if rule not in rules:
             rules.append(rule)
-    parts = [path for path in found if not any(other.startswith((f"{path}.", f"{path}[")) for other in found)]
+    parts = [path for path in faults_at if not any(other.startswith((f"{path}.", f"{path}[")) for other in faults_at)]
     told = list[str]()
     for path in parts:
         if sum(map(len, told)) > _LONG:
             return f"{'; '.join(told)}; and {len(parts) - len(told)} more"
-        rules, value = found[path]
+        rules, value = faults_at[path]
         shown = f", not {quote(value)}" if rules[0].startswith("must") else ""
         said = " or ".join([rules[0], *(rule.removeprefix("must be ") for rule in rules[1:])])
         told.append(f"{path} {said}{shown}".strip())

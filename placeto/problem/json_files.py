@@ -47,11 +47,11 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise error(f"{path}: {quote(key)} stands in one object twice")
-        return made
+        return members
 
     data = read_bytes(path, error)
     if not data.strip():

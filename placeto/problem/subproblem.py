@@ -35,7 +35,7 @@ def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> Placement
 
     A placement on these devices has the same makespan here as on the whole cluster if `simulates_alike` says so.
     """
-    cluster, own = problem.cluster, np.array(devices)
+    cluster, chosen = problem.cluster, np.array(devices)
     names = {cluster.device_names[device] for device in devices}
     shared = []
     for link in cluster.shared_links:
@@ -46,11 +46,11 @@ def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> Placement
         cluster,
         name=f"{cluster.name}[{','.join(map(str, devices))}]",
         devices=tuple(cluster.devices[device] for device in devices),
-        bandwidth=cluster.bandwidth[np.ix_(own, own)],
-        latency_us=cluster.latency_us[np.ix_(own, own)],
+        bandwidth=cluster.bandwidth[np.ix_(chosen, chosen)],
+        latency_us=cluster.latency_us[np.ix_(chosen, chosen)],
         shared_links=tuple(shared),
         price_per_hour=None,
-        hosts=tuple(np.unique(cluster.host[own], return_inverse=True)[1].tolist()),
+        hosts=tuple(np.unique(cluster.host[chosen], return_inverse=True)[1].tolist()),
     )
     made = replace(problem, cluster=part)
     vars(made)["priority"] = problem.priority  # the mean times over fewer devices could give another order

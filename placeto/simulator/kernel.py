@@ -62,12 +62,12 @@ def new_record(flat: FlatProblems, p: int) -> Record:
     n = flat.op_offset[p + 1] - flat.op_offset[p] + relays
     e = flat.edge_offset[p + 1] - flat.edge_offset[p] + relays
     return Record(
-        np.empty(n, np.float64),
-        np.empty(n, np.float64),
+        np.empty(n),
+        np.empty(n),
         np.empty(e, np.int64),
         np.empty(e, np.int64),
-        np.empty(e, np.float64),
-        np.empty(e, np.float64),
+        np.empty(e),
+        np.empty(e),
         np.empty(n + e, np.int64),
     )
 

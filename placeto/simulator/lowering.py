@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.plumbing.array_kernels import copy_into, stable_argsort
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LIST, LONE, FlatProblems
@@ -289,7 +290,7 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
         key[relay] = len(key)  # kept if no op reads it
         for k in range(out_ptr[relay], out_ptr[relay + 1]):
             key[relay] = min(key[relay], key[out_child[k]] - 5e-4)
-    return np.argsort(key, kind="mergesort")
+    return stable_argsort(key)
 
 
 @compiled()
@@ -315,7 +316,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         np.empty(ops, np.int64),
     )
     until = np.full(len(wired.src), -1)
-    until[: len(until) - len(sums.relay_rank)] = flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]]
+    copy_into(until, flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]])
     inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
     for op in range(n):
         tail[op], rank[op], priority[op] = flat.tail_us[op0 + op], flat.op_rank[op0 + op], flat.priority[op0 + op]

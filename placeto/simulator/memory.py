@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record, new_record, run
@@ -157,9 +158,9 @@ def peak_memory(
 
     ops_ptr, ops = _by_device(order[order < n], placement, devices)
     source = placement[flat.tensor_src[flat.tensor_offset[p] :][record.send_tensor[:num_sends]]]
-    sent, sends = _by_device(np.argsort(delivery, kind="mergesort"), source, devices)
+    sent, sends = _by_device(stable_argsort(delivery), source, devices)
     arrivals = delivery[born[copies:] - n]
-    arrived, received = _by_device(np.argsort(arrivals, kind="mergesort"), where[copies:], devices)
+    arrived, received = _by_device(stable_argsort(arrivals), where[copies:], devices)
     for d in range(devices):
         op, arrival, ending, sending, bytes_now, highest = ops_ptr[d], arrived[d], ops_ptr[d], sent[d], peak[d], peak[d]
         while op < ops_ptr[d + 1] or arrival < arrived[d + 1]:

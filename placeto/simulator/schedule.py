@@ -253,7 +253,7 @@ def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarra
         )
     # Writable, since numba takes read-only arrays for another type.
     index, placements = (np.require(array, np.int64, ["C", "W"]) for array in (index, placements))
-    row = _first_invalid(batch.arrays, index, placements)
+    row = _first_invalid(batch.arrays.op_offset, batch.arrays.device_offset, index, placements)
     if row >= 0:
         if not 0 <= index[row] < len(batch.problems):
             raise PlacementError(f"row {row}: there is no problem {index[row]} in a batch of {len(batch.problems)}")
@@ -274,13 +274,13 @@ def scores_of_few(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarra
 
 
 @compiled()
-def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
+def _first_invalid(op_offset: np.ndarray, device_offset: np.ndarray, index: np.ndarray, placements: np.ndarray) -> int:
     """Return the first row that is no placement of its problem, or -1."""
     for b in range(len(index)):
         p = index[b]
-        if p < 0 or p >= len(flat.broadcast):
+        if p < 0 or p + 1 >= len(op_offset):
             return b
-        n, d = flat.op_offset[p + 1] - flat.op_offset[p], flat.device_offset[p + 1] - flat.device_offset[p]
+        n, d = op_offset[p + 1] - op_offset[p], device_offset[p + 1] - device_offset[p]
         if n > placements.shape[1]:
             return b
         for i in range(n):

@@ -233,15 +233,15 @@ def _one_pass(
     choose: Callable[[Data], Tensor], batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
 ) -> EnvState:
     """Run one pass; see `greedy_pass`. `choose` maps an observation to action numbers (B,)."""
-    state = own = reset(batch, config, index, placement)
+    state = frozen = reset(batch, config, index, placement)
     for _ in range(int(batch.num_groups[index].max())):
         state = step(batch, config, state, choose(state.data).numpy())
         going = state.steps <= batch.num_groups[index]
-        own = replace(
+        frozen = replace(
             state,
-            makespan=np.where(going, state.makespan, own.makespan),
-            placement=np.where(going[:, None], state.placement, own.placement),
-            best=np.where(going, state.best, own.best),
-            best_placement=np.where(going[:, None], state.best_placement, own.best_placement),
+            makespan=np.where(going, state.makespan, frozen.makespan),
+            placement=np.where(going[:, None], state.placement, frozen.placement),
+            best=np.where(going, state.best, frozen.best),
+            best_placement=np.where(going[:, None], state.best_placement, frozen.best_placement),
         )
-    return own
+    return frozen

@@ -154,17 +154,17 @@ def policy_update(
     for order in orders:
         for minibatch in np.array_split(order, max(1, count // config.minibatch) if ppo else 1):
             optimizer.zero_grad()
-            for of in score(minibatch):
+            for scored in score(minibatch):
                 if ppo:
-                    loss = ppo_loss(of.log_prob, of.old, of.advantage, of.entropy, config.clip, entropy)
+                    loss = ppo_loss(scored.log_prob, scored.old, scored.advantage, scored.entropy, config.clip, entropy)
                 else:
-                    loss = reinforce_loss(of.log_prob, of.advantage, of.entropy, entropy)
-                weight = of.weight / len(minibatch)
+                    loss = reinforce_loss(scored.log_prob, scored.advantage, scored.entropy, entropy)
+                weight = scored.weight / len(minibatch)
                 (weight * loss).backward()
                 totals["loss/policy"] += weight * float(loss.detach())
-                totals["policy/entropy"] += weight * float(of.entropy.detach().mean())
+                totals["policy/entropy"] += weight * float(scored.entropy.detach().mean())
                 if ppo:
-                    kl, clipped = policy_change(of.log_prob, of.old, config.clip)
+                    kl, clipped = policy_change(scored.log_prob, scored.old, config.clip)
                     totals["policy/kl"] += weight * kl
                     totals["policy/clipped_share"] += weight * clipped
             norm = gradient_step(policy, optimizer, config.max_grad_norm, ranks)

@@ -21,35 +21,35 @@ def without_effect(config: AnyTrainConfig, usual: AnyTrainConfig, fine_tuned: bo
         usual: the settings if none is given; those that are equal in `config` count as not given.
         fine_tuned: the training begins with a checkpoint.
     """
-    given = set(_changed(config.learning, usual.learning))
+    changed = set(_changed(config.learning, usual.learning))
     return [
         f"learning.{name}: has no effect, because {why}"
         for names, why in _unread(config, fine_tuned)
         for name in names
-        if name in given
+        if name in changed
     ]
 
 
 def _unread(config: AnyTrainConfig, fine_tuned: bool) -> list[tuple[tuple[str, ...], str]]:
     """Return names of settings of the learning that aren't read, with the reason."""
     learning: Any = config.learning
-    found: list[tuple[tuple[str, ...], str]] = []
+    unread: list[tuple[tuple[str, ...], str]] = []
     if isinstance(config, TrainConfig):
         if learning.reinforcement == 0:
-            found.append((("lr",), "learning.reinforcement is 0; learning.supervised_lr is the learning rate then"))
-            found.append((REINFORCED[1:], "learning.reinforcement is 0"))
+            unread.append((("lr",), "learning.reinforcement is 0; learning.supervised_lr is the learning rate then"))
+            unread.append((REINFORCED[1:], "learning.reinforcement is 0"))
         if learning.reinforcement == 1:
-            found.append((SUPERVISED, "learning.reinforcement is 1"))
+            unread.append((SUPERVISED, "learning.reinforcement is 1"))
     if isinstance(config, OneShotTrainConfig):
         if learning.algorithm == "reinforce":
-            found.append((("clip", "epochs", "minibatch"), "learning.algorithm is reinforce"))
+            unread.append((("clip", "epochs", "minibatch"), "learning.algorithm is reinforce"))
         if learning.baseline != "quantile":
-            found.append((("quantile",), f"learning.baseline is {learning.baseline}, not quantile"))
+            unread.append((("quantile",), f"learning.baseline is {learning.baseline}, not quantile"))
         if learning.baseline != "moving":
-            found.append((("decay",), f"learning.baseline is {learning.baseline}, not moving"))
+            unread.append((("decay",), f"learning.baseline is {learning.baseline}, not moving"))
         if not fine_tuned:
-            found.append((("soften",), "the training doesn't begin with a checkpoint"))
-    return found
+            unread.append((("soften",), "the training doesn't begin with a checkpoint"))
+    return unread
 
 
 def _changed(settings: Any, usual: Any) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from tests.captures import Made, Shared, colocated, inputs_of, kept, meta, record, training
 
 
@@ -93,7 +93,7 @@ def test_colocation_stays_within_a_layer(module: nn.Module, inputs: list[Tensor]
     graph = capture_training(
         module.to("meta"), inputs, lambda y: y[0].sum() if isinstance(y, tuple) else y.square().sum()
     )
-    parameters, kept_together = np.array(graph.op_types) == "parameter", together(graph)
+    parameters, kept_together = np.array(graph.op_types) == "parameter", colocation_groups(graph)
     groups = Counter(kept_together[parameters].tolist())
     assert -1 not in groups
     assert max(groups.values()) <= 2  # weight and bias

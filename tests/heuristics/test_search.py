@@ -13,8 +13,7 @@ from graphs import FAMILIES
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
-from placeto.heuristics.local_search import local_search
-from placeto.heuristics.local_search.delta_estimate import estimate, new_scratch
+from placeto.heuristics.local_search import delta_estimate, local_search
 from placeto.heuristics.local_search.descents import CLIMBING
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.moves import MOVES
@@ -27,10 +26,14 @@ from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator, kernel
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.readings.timelines import timelines
+from placeto.simulator.readings import timelines
 from placeto.simulator.schedule import simulate
 from placeto.simulator.slack import fill_slack
 from tests.cases import forks, problem_of, toy_problem, uneven_cluster, uneven_graph, uneven_problem
+from tests.inner_kernels import from_python
+
+new_scratch, estimate = from_python(delta_estimate.new_scratch), from_python(delta_estimate.estimate)
+fill_timelines = from_python(timelines.timelines)
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
@@ -41,7 +44,7 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     scratch = new_scratch(flat, near)
     makespan, sends = kernel.run(flat, 0, placement, scratch.record, np.inf)
     fill_slack(flat, 0, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
-    timelines(flat, 0, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
+    fill_timelines(flat, 0, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
     table = np.zeros((groups.num_groups, problem.num_devices))
     for group, target in np.ndindex(table.shape):
         if target != device[group]:

@@ -70,14 +70,14 @@ def user_step(factory: str, options: TraceOptions, device: str = "meta") -> User
     from placeto.runtime.real_steps import filled
 
     with filled() if device == "cpu" else nullcontext():
-        made = make(factory, options.settings, device)
-    if isinstance(made, nn.Module):
+        returned = make(factory, options.settings, device)
+    if isinstance(returned, nn.Module):
         raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
-    is_step = isinstance(made, tuple) and 2 <= len(made) <= 4 and isinstance(made[0], nn.Module)
-    if not is_step or not all(loss is None or callable(loss) for loss in made[2:3]):
-        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
-        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
-    step = UserStep(parted(factory)[1].partition("(")[0].strip(), *made)
+    is_step = isinstance(returned, tuple) and 2 <= len(returned) <= 4 and isinstance(returned[0], nn.Module)
+    if not is_step or not all(loss is None or callable(loss) for loss in returned[2:3]):
+        parts = f" of {', '.join(type(part).__name__ for part in returned)}" if isinstance(returned, tuple) else ""
+        raise UsageError(f"{factory} {_RETURNS}, not a {type(returned).__name__}{parts}")
+    step = UserStep(parted(factory)[1].partition("(")[0].strip(), *returned)
     return step if options.loss is None else step._replace(loss=find_loss(options.loss))
 
 

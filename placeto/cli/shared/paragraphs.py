@@ -38,12 +38,12 @@ def in_paragraphs() -> ConstructorRegistry:
             return None
         inside.append(info)
         try:
-            made = ConstructorRegistry.get_struct_spec(info)
+            spec = ConstructorRegistry.get_struct_spec(info)
         finally:
             inside.pop()
-        if not isinstance(made, StructConstructorSpec):
+        if not isinstance(spec, StructConstructorSpec):
             return None
-        return replace(made, fields=tuple(replace(of, helptext=partial(_of_field, of.helptext)) for of in made.fields))
+        return replace(spec, fields=tuple(replace(of, helptext=partial(_of_field, of.helptext)) for of in spec.fields))
 
     return registry
 

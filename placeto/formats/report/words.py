@@ -88,7 +88,7 @@ def _where(schedule: Schedule) -> str:
 def work_of_devices(schedule: Schedule) -> list[tuple[int, tuple[str, str]]]:
     """Return each device that is used, with its share of the work, and the labels that take most of its time."""
     labels, time = np.array(color_labels(schedule), object), schedule.finish_us - schedule.start_us
-    found = []
+    work = []
     for device in np.unique(schedule.placement).tolist():
         own = schedule.placement == device
         total = {label: float(time[own & (labels == label)].sum()) for label in dict.fromkeys(labels[own])}
@@ -97,8 +97,8 @@ def work_of_devices(schedule: Schedule) -> list[tuple[int, tuple[str, str]]]:
         shown = [label for label in first if total[label] >= 0.01 * whole] or first[:1]
         parts = ", ".join(f"{label} ({_percent(total[label] / whole)})" for label in shown)
         share = whole / (time.sum() or 1.0) if any(total.values()) else 0.0
-        found.append((device, (_percent(share), parts)))
-    return found
+        work.append((device, (_percent(share), parts)))
+    return work
 
 
 def _bounds(schedule: Schedule, path: CriticalPath) -> str:

@@ -32,7 +32,7 @@ class Scratch(NamedTuple):
     marked: np.ndarray  # (G,) bool, for marking groups; all False between calls
 
 
-@compiled()
+@compiled(inner=True)
 def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
     """Return uninitialised arrays for a problem and its groups; `marked` is all False."""
     n, record = len(near.group), new_record(flat, LONE)
@@ -47,7 +47,7 @@ def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
     )
 
 
-@compiled()
+@compiled(inner=True)
 def estimate(
     flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from placeto.heuristics.partition import group_transfers
+from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.compiling import compiled
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
@@ -72,11 +73,11 @@ def _joined(
             limit *= _WORK if count == before else 1.0
             before = count
             count = _matched(leader, weight, pairs, time, device, limit, count, counts[s])
-        number, found = np.empty(num_groups, np.int64), 0
+        number, groups_left = np.empty(num_groups, np.int64), 0
         for g in range(num_groups):  # the leader of a joined group is its first group
             if leader[g] == g:
-                number[g] = found
-                found += 1
+                number[g] = groups_left
+                groups_left += 1
             rows[s, g] = number[leader[g]]
     return rows
 
@@ -113,27 +114,27 @@ def _matched(
             a, b = b, a
         fits = a != b and device[a] == device[b] and weight[a] + weight[b] <= limit
         key[p] = a * num_groups + b if fits else -1
-    order = np.argsort(key, kind="mergesort")
-    ends, cost, found = np.empty(len(pairs), np.int64), np.empty(len(pairs)), 0
+    order = stable_argsort(key)
+    ends, cost, num_ends = np.empty(len(pairs), np.int64), np.empty(len(pairs)), 0
     total = 0.0
     for k in range(len(order)):
         p = order[k]
         if key[p] < 0:
             continue
-        if found == 0 or ends[found - 1] != key[p]:
-            ends[found], total = key[p], 0.0
-            found += 1
+        if num_ends == 0 or ends[num_ends - 1] != key[p]:
+            ends[num_ends], total = key[p], 0.0
+            num_ends += 1
         total += time[p]
         a, b = key[p] // num_groups, key[p] % num_groups
-        cost[found - 1] = (weight[a] + weight[b] + 1e-9) / (total + 1e-9)
-    taken, into = np.zeros(num_groups, np.bool_), np.arange(num_groups)
-    for k in np.argsort(cost[:found], kind="mergesort"):
+        cost[num_ends - 1] = (weight[a] + weight[b] + 1e-9) / (total + 1e-9)
+    matched, leader_of = np.zeros(num_groups, np.bool_), np.arange(num_groups)
+    for k in stable_argsort(cost[:num_ends]):
         a, b = ends[k] // num_groups, ends[k] % num_groups
-        if count > least and not taken[a] and not taken[b]:
-            taken[a] = taken[b] = True
-            into[b] = a
+        if count > least and not matched[a] and not matched[b]:
+            matched[a] = matched[b] = True
+            leader_of[b] = a
             weight[a] += weight[b]
             count -= 1
     for g in range(num_groups):
-        leader[g] = into[leader[g]]
+        leader[g] = leader_of[leader[g]]
     return count

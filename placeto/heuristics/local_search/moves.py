@@ -88,15 +88,15 @@ def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) 
     Half of the time it is that of a group with which this one exchanges tensors. If that is the group's own device, and
     in all other cases, every other device is equally likely.
     """
-    here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
+    source, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
     if stop > first and uniform(state.counter) < 0.5:
         device = state.device[near.near[between(state.counter, first, stop)]]
-        if device != here:
+        if device != source:
             return device
-    return (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
+    return (source + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
 
 
-@compiled()
+@compiled(inner=True)
 def propose(
     near: Neighbourhood,
     state: State,
@@ -126,13 +126,13 @@ def propose(
         group = between(state.counter, 0, num_groups)
     else:
         group = state.critical[between(state.counter, 0, state.num_critical[0])]
-    here = state.device[group]
+    source = state.device[group]
     if kind == SWAP:
-        other = between(state.counter, 0, num_groups)
-        if state.device[other] == here:
+        partner = between(state.counter, 0, num_groups)
+        if state.device[partner] == source:
             return 0
-        chosen[0], target[0] = group, state.device[other]
-        chosen[1], target[1] = other, here
+        chosen[0], target[0] = group, state.device[partner]
+        chosen[1], target[1] = partner, source
         return 2
     device = _elsewhere(near, state, group, num_devices)
     chosen[0] = group
@@ -143,10 +143,10 @@ def propose(
         head = 0
         while head < count and count < size:
             for k in range(near.near_ptr[chosen[head]], near.near_ptr[chosen[head] + 1]):
-                other = near.near[k]
-                if count < size and not marked[other] and state.device[other] == here:
-                    marked[other] = True
-                    chosen[count] = other
+                partner = near.near[k]
+                if count < size and not marked[partner] and state.device[partner] == source:
+                    marked[partner] = True
+                    chosen[count] = partner
                     count += 1
             head += 1
         marked[chosen[:count]] = False
@@ -187,11 +187,11 @@ def _propose_set(
     count = 0
     for k in range(first, stop):
         group = near.sets[k]
-        here = state.device[group]
-        if here == source or (kind == SET and here != device):
+        group_device = state.device[group]
+        if group_device == source or (kind == SET and group_device != device):
             chosen[count], target[count] = group, device
             count += 1
-        elif kind == EXCHANGE and here == device:
+        elif kind == EXCHANGE and group_device == device:
             chosen[count], target[count] = group, source
             count += 1
     return count

@@ -73,10 +73,10 @@ def chains(problem: PlacementProblem, groups: Groups) -> list[np.ndarray]:
     predecessors = np.bincount(arcs[1], minlength=groups.num_groups)
     only = (successors[arcs[0]] == 1) & (predecessors[arcs[1]] == 1)
     following = dict(zip(arcs[0, only].tolist(), arcs[1, only].tolist(), strict=True))
-    found = []
+    sequences = []
     for first in sorted(set(following) - set(following.values())):
         chain = [first]
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-        found.append(np.array(chain, np.int64))
-    return found
+        sequences.append(np.array(chain, np.int64))
+    return sequences

@@ -27,6 +27,7 @@ from placeto.heuristics.local_search.thread_pool import (
     take_part,
     wait_for_tasks,
 )
+from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.lowering import lowered
@@ -83,19 +84,20 @@ def search(
         The number of simulations made, and the length of the log. If nothing worse is accepted, the search also ends
         after `Rules.known` known proposals in a row.
     """
+    # `asked`: thread with the schedule from which the pool is to make delta estimates; -1 = it is to simulate the batch
     zero: Any = np.int64(0)  # no literal, see `compiled`
     logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
     waits, stuck = zero > 0, False
     if thread == 0:
         if restart:
             filled = _enter(near, state, batch)
-        for each in range(len(pool.placement)):
-            pool.placement[each] = state.placement
+        for row in range(len(pool.placement)):
+            copy_into(pool.placement[row], state.placement)
     while True:
         if thread > 0:
             if not wait_for_tasks(pool, number):
                 return done, logged
-        elif asked < 0 and not restart:
+        elif asked < 0 and not restart:  # 1. propose a batch
             if done == simulations or stuck or (fruitless >= patience and not waits):
                 return done, logged
             counts = done, simulations, min(len(batch.size) - 1, simulations - done)
@@ -104,17 +106,17 @@ def search(
                 near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
             )
         restart = False
-        if thread == 0:
+        if thread == 0:  # 2. all threads simulate it, or make the estimates that were asked for
             call(pool, filled if asked < 0 else state.num_critical[0], asked)
         take_part(flat, near, state, batch, pool, thread)
         if thread > 0:
             continue
         await_all(pool)
-        if asked >= 0:
+        if asked >= 0:  # the odds of the next proposals are made of the estimates
             _weigh(state, rules.estimate_unit)
             asked = -1
             continue
-        for i in range(filled):
+        for i in range(filled):  # 3. as if one after the other: those after an accepted proposal are dropped
             done += 1
             score, cutoff = batch.score[i], batch.cutoff[i]
             state.seen[batch.entry[i]] = batch.key[i]
@@ -172,7 +174,7 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     """
     fits, best_fits = overflow == 0.0, state.score[3] == 0.0
     if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
-        state.best[:] = state.placement
+        copy_into(state.best, state.placement)
         state.score[1], state.score[2], state.score[3] = score, makespan, overflow
         return True
     return False
@@ -190,7 +192,8 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     """Copy proposal `source` of the batch, which wasn't simulated yet, to entry `to`."""
     count = batch.size[source]
     batch.size[to] = count
-    batch.chosen[to, :count], batch.target[to, :count] = batch.chosen[source, :count], batch.target[source, :count]
+    copy_into(batch.chosen[to], batch.chosen[source, :count])
+    copy_into(batch.target[to], batch.target[source, :count])
     batch.key[to], batch.entry[to], batch.cutoff[to] = batch.key[source], batch.entry[source], batch.cutoff[source]
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
@@ -250,10 +253,10 @@ def _fill(
             batch.drawn[filled], batch.fruitless[filled] = state.counter[0], fruitless
         entry = batch.entry[filled]
         if known >= rules.known:
-            if hot <= 0.0:
+            if hot <= 0.0:  # nothing worse is accepted, so nothing new is in reach
                 return filled, known, fruitless, False, True
-            batch.cutoff[filled] = np.inf
-        elif (batch.entry[:filled] == entry).any():
+            batch.cutoff[filled] = np.inf  # accept the next proposal whatever its score, to get away
+        elif (batch.entry[:filled] == entry).any():  # only that one's simulation tells whether this one is known
             _copy(batch, filled, spare)
             return filled, known, fruitless, True, False
         elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
@@ -299,5 +302,5 @@ def _weigh(state: State, unit: float) -> None:
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
     if pairs > 0:
         weight = state.weight[:pairs]
-        weight[:] = np.exp((weight.min() - weight) / (unit * state.score[0]))
+        copy_into(weight, np.exp((weight.min() - weight) / (unit * state.score[0])))
     state.num_pairs[0] = pairs

@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
 
@@ -176,13 +176,13 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
 def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     """Return pairs of ops that stay together in all units but groups, as two arrays of equally many ops."""
     graph = problem.graph
-    one: list[int] = []
-    other: list[int] = []
+    ops: list[int] = []
+    partners: list[int] = []
     first: dict[int, int] = {}
-    kept = together(graph)
+    kept = colocation_groups(graph)
     for op in np.flatnonzero(kept >= 0).tolist():
-        one.append(op)
-        other.append(first.setdefault(int(kept[op]), op))
+        ops.append(op)
+        partners.append(first.setdefault(int(kept[op]), op))
     size = graph.output_bytes[graph.edge_tensor]
     producer = dict.fromkeys(range(graph.num_ops), -1)
     for edge in np.argsort(size, kind="stable").tolist():  # the largest tensor's comes last, and stays
@@ -191,9 +191,9 @@ def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     free = (problem.op_time.max(1) == 0) & (kept < 0)
     for op in np.flatnonzero(free).tolist():
         friend = producer[op] if producer[op] >= 0 else consumer.get(op, op)
-        one.append(op)
-        other.append(friend)
-    return np.array(one, np.int64), np.array(other, np.int64)
+        ops.append(op)
+        partners.append(friend)
+    return np.array(ops, np.int64), np.array(partners, np.int64)
 
 
 def _merge(unit: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -145,11 +145,11 @@ class SequencePlacer(nn.Module):
         steps = max(1, _MOST // (count * length))
         parts = []
         for i in range(0, length, steps):
-            given = output[:, :, i : i + steps], keys, memory, absent, devices, pair[:, :, i : i + steps]
+            chunk = output[:, :, i : i + steps], keys, memory, absent, devices, pair[:, :, i : i + steps]
             if steps < length:  # so only one part's attention is in memory, in the backward pass, too
-                parts.append(checkpoint(self._logits, *given, use_reentrant=False))
+                parts.append(checkpoint(self._logits, *chunk, use_reentrant=False))
             else:
-                parts.append(self._logits(*given))
+                parts.append(self._logits(*chunk))
         return log_prob_and_entropy(torch.cat(parts, 2).flatten(0, 1), action)
 
     def _pairs(self, part: Elements, action: Tensor) -> Tensor:

@@ -54,25 +54,25 @@ def of_kinds(name: str) -> tuple[Cluster, str] | None:
     total = sum(count for count, _ in counts)
     if total > MOST:
         raise ClusterError(f"{name}: a host has {MOST} boards at most: {_HOW}")
-    own = [_boards(name, count, kind) for count, kind in counts]
+    hosts = [_boards(name, count, kind) for count, kind in counts]
     bandwidth, latency_us = np.zeros((total, total)), np.zeros((total, total))
     bounds = np.cumsum([0, *(count for count, _ in counts)]).tolist()
-    for i, (cluster, (_, kind)) in enumerate(zip(own, counts, strict=True)):
+    for i, (cluster, (_, kind)) in enumerate(zip(hosts, counts, strict=True)):
         for j, (_, other) in enumerate(counts):
             at = np.ix_(range(bounds[i], bounds[i + 1]), range(bounds[j], bounds[j + 1]))
             slots = _SLOTS[kind], _SLOTS[other]
             bandwidth[at] = cluster.bandwidth if i == j else min(slot for slot, _ in slots) / 1e6  # bytes/us
             latency_us[at] = cluster.latency_us if i == j else max(latency for _, latency in slots)
-    devices = named_devices([device for cluster in own for device in cluster.devices])
-    link = own[0].link if len(own) == 1 else "egress"
-    made = Cluster(name, devices, bandwidth, latency_us, "unicast", link, 0.0, "priority")
-    like = " and ".join(dict.fromkeys(cluster.name for cluster in own if len(cluster.devices) > 1))
+    devices = named_devices([device for cluster in hosts for device in cluster.devices])
+    link = hosts[0].link if len(hosts) == 1 else "egress"
+    cluster_of_all = Cluster(name, devices, bandwidth, latency_us, "unicast", link, 0.0, "priority")
+    like = " and ".join(dict.fromkeys(cluster.name for cluster in hosts if len(cluster.devices) > 1))
     links = [f"as in the preset {like}"] if like else []
-    if len(own) > 1:
+    if len(hosts) > 1:
         slot = min(_SLOTS[kind][0] for _, kind in counts)
         links.append(f"between kinds those of PCIe slots, from {slot / 1e9:g} GB/s on")
     told = f"{name} is no preset: its links are assumed, {'; '.join(links)}" if links else f"{name} is no preset"
-    return made, told
+    return cluster_of_all, told
 
 
 def _boards(name: str, count: int, kind: str) -> Cluster:

@@ -202,13 +202,13 @@ def _refuse_implausible(key: str, value: float) -> None:
 def _devices(records: list[Any], document: list[Any]) -> tuple[Device, ...]:
     """Make the devices of all records: one of each, or `count` alike ones, named "name:0", "name:1"..."""
     devices: list[Device] = []
-    for record, given in zip(records, document, strict=True):
+    for record, written in zip(records, document, strict=True):
         count = record.get("count")
         if len(devices) + (count or 1) > MOST_DEVICES:
             most = f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has"
             raise ClusterError(f"devices[{quote(record['name'])}] {most}")
         # as given: integers and floats have hashes of their own
-        device = Device(**{"kind": "gpu"} | {key: given[key] for key in record if key != "count"})
+        device = Device(**{"kind": "gpu"} | {key: written[key] for key in record if key != "count"})
         devices += [device] if count is None else [replace(device, name=f"{device.name}:{i}") for i in range(count)]
     return tuple(devices)
 

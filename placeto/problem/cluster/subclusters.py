@@ -24,7 +24,7 @@ def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
     >>> subclusters(load_cluster("2x4xv100")), subclusters(load_cluster("4xv100"))
     ([(0, 1, 2, 3)], [])
     """
-    found: dict[tuple[int, ...], None] = {}
+    subsets: dict[tuple[int, ...], None] = {}
     peak = np.array([device.peak() for device in cluster.devices])
     both_ways = np.minimum(cluster.bandwidth, cluster.bandwidth.T)
     for least in _levels(both_ways):
@@ -34,12 +34,12 @@ def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
         members.sort(key=lambda own: (-peak[own].sum(), own[0]))
         together = 1
         while together <= len(members):
-            found[tuple(sorted(np.concatenate(members[:together]).tolist()))] = None
+            subsets[tuple(sorted(np.concatenate(members[:together]).tolist()))] = None
             together *= 2
     kinds = [(device.kind, device.peak()) for device in cluster.devices]
     for kind in sorted(set(kinds), key=lambda kind: -kind[1]):
-        found[tuple(number for number, other in enumerate(kinds) if other == kind)] = None
-    return [devices for devices in found if 2 <= len(devices) < cluster.num_devices]
+        subsets[tuple(number for number, other in enumerate(kinds) if other == kind)] = None
+    return [devices for devices in subsets if 2 <= len(devices) < cluster.num_devices]
 
 
 def halves(cluster: Cluster) -> list[tuple[int, ...]]:
@@ -52,13 +52,13 @@ def halves(cluster: Cluster) -> list[tuple[int, ...]]:
     [(0, 1, 2, 3), (0, 1)]
     """
     known = subclusters(cluster)
-    found: dict[tuple[int, ...], None] = {}
+    subsets: dict[tuple[int, ...], None] = {}
     for devices in [tuple(range(cluster.num_devices)), *known]:
         size = (len(devices) + 1) // 2
         while 2 <= size < len(devices):
-            found[devices[:size]] = None
+            subsets[devices[:size]] = None
             size = (size + 1) // 2 if size > 2 else 1
-    return [devices for devices in found if devices not in known]
+    return [devices for devices in subsets if devices not in known]
 
 
 def _levels(bandwidth: np.ndarray) -> list[float]:

@@ -122,11 +122,11 @@ class Topology:
     def shared(self) -> list[tuple[str, Link, np.ndarray, np.ndarray]]:
         """Return the shared links: name, link, and numbers of the devices that send and that receive over it."""
         host, island = self._where()
-        found: list[tuple[str, Link, np.ndarray, np.ndarray]] = []
+        links: list[tuple[str, Link, np.ndarray, np.ndarray]] = []
 
         def both_ways(name: str, link: Link | None, inside: np.ndarray, outside: np.ndarray) -> None:
             if link is not None and len(inside) and len(outside):
-                found.extend([(f"{name}, out", link, inside, outside), (f"{name}, in", link, outside, inside)])
+                links.extend([(f"{name}, out", link, inside, outside), (f"{name}, in", link, outside, inside)])
 
         for place in range(len(self.hosts)):
             here, others = np.flatnonzero(host == place), np.flatnonzero(host != place)
@@ -137,8 +137,8 @@ class Topology:
             both_ways(f"switch of island {place}", self.switch, np.flatnonzero(inside), np.flatnonzero(~inside))
             rest = np.flatnonzero(~inside & (host == host[inside.argmax()]))
             if self.bridge is not None and len(rest):
-                found.append((f"bridge from island {place}", self.bridge, np.flatnonzero(inside), rest))
-        return found
+                links.append((f"bridge from island {place}", self.bridge, np.flatnonzero(inside), rest))
+        return links
 
     def _where(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of each device's host (D,), and of its island (D,)."""

@@ -174,25 +174,25 @@ class Efficiency:
             return self._entry(names, kin, kind, True) or self._found(device, dtype, plain)
         if self.constants.keys().isdisjoint(names) and not device.is_cpu:
             own = kind.startswith("convolution") and _on_tensor_cores(device, dtype)
-            found = self._entry(names, kin, kind, own)
-            if found is None and dtype != DEFAULT and kind in _PLAIN:
-                found = self._as_plain(device, dtype, kind)
-            if found := found or self._entry(names, (DEFAULT,), kind):
-                return found
+            entry = self._entry(names, kin, kind, own)
+            if entry is None and dtype != DEFAULT and kind in _PLAIN:
+                entry = self._as_plain(device, dtype, kind)
+            if entry := entry or self._entry(names, (DEFAULT,), kind):
+                return entry
             if kind.endswith("_backward"):
                 return self._found(device, dtype, kind.removesuffix("_backward"))
         constant = next((self.constants[name] for name in names if name in self.constants), self.constant)
         return Factors(constant, constant, 0.0), False
 
     def _entry(
-        self, names: tuple[str, ...], dtypes: Iterable[str], kind: str, own: bool = False
+        self, names: tuple[str, ...], dtypes: Iterable[str], kind: str, device_only: bool = False
     ) -> tuple[Factors, bool] | None:
         """The first entry of these dtypes, and whether it is the device's own; None if there is none.
 
-        `names` are the kinds of the device, from `_names`. With `own`, the mean of other devices isn't taken.
+        `names` are the kinds of the device, from `_names`. With `device_only`, the mean of other devices isn't taken.
         """
         for dtype in dtypes:
-            for where in names if own else (*names, ANY):
+            for where in names if device_only else (*names, ANY):
                 if (where, dtype, kind) in self.entries:
                     return self.entries[where, dtype, kind], where != ANY
         return None
@@ -210,27 +210,27 @@ class Efficiency:
         """(N, D) float64, microseconds."""
         labels = list(zip(graph.op_types, graph.kernels, graph.dtypes, strict=True))
         unique = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-        which = np.array([unique[label] for label in labels])
+        signature = np.array([unique[label] for label in labels])
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
-        fused = np.array([_of_dropout(*label) for label in unique])[which]
+        fused = np.array([_of_dropout(*label) for label in unique])[signature]
         flops, accessed = work_on_gpus(graph)
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
-                of = [
+                signatures = [
                     (kind, kernel, _runs_in(device, dtype))
                     for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)
                 ]
-                in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in of]
-                peaks = np.array([device.peak(dtype) for _, _, dtype in of], np.float64)[which]
-                found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
-                table = np.array(found)[which]
+                in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in signatures]
+                peaks = np.array([device.peak(dtype) for _, _, dtype in signatures], np.float64)[signature]
+                factors = [self.factors(device, o[2], kind) for o, kind in zip(signatures, in_layout, strict=True)]
+                table = np.array(factors)[signature]
                 share, memory, fixed, slope, least, most = table.T
                 work, size = (graph.flops, graph.bytes_accessed) if device.is_cpu else (flops, accessed * fused)
                 compute, access = work / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
-                copies = access * np.array([self._copies(device, *one) for one in of])[which]
-                highest = np.array([self._sustained(device, dtype) for _, _, dtype in of])[which]
+                copies = access * np.array([self._copies(device, *one) for one in signatures])[signature]
+                highest = np.array([self._sustained(device, dtype) for _, _, dtype in signatures])[signature]
                 share = np.minimum(share * ratio**slope, highest)
                 busy = (np.maximum(compute / share, access / memory) + copies) * 1e6
                 free = (work == 0) & (size == 0)

@@ -99,11 +99,11 @@ class GraphArrays:
     @cached_property
     def readers(self) -> list[list[int]]:
         """(N,) for each op the list of ops that read its outputs, once for each edge."""
-        found: list[list[int]] = [[] for _ in self.op_names]
+        readers_of: list[list[int]] = [[] for _ in self.op_names]
         for op, sources in enumerate(self.reads):
             for source in sources:
-                found[source].append(op)
-        return found
+                readers_of[source].append(op)
+        return readers_of
 
     @cached_property
     def topological_order(self) -> np.ndarray:

@@ -82,7 +82,7 @@ def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def together(graph: ComputationGraph) -> np.ndarray:
+def colocation_groups(graph: ComputationGraph) -> np.ndarray:
     """(N,) int64, groups as in ``graph.colocation``, joined with further ops that are kept together by choice; cached.
 
     A captured parameter stays with its first user, since a copy travels to every other device that uses it. The ops of
@@ -100,11 +100,11 @@ def together(graph: ComputationGraph) -> np.ndarray:
     ends = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), np.stack([homes, sums.additions], axis=1)])
     links = coo_array((np.ones(len(ends)), tuple(ends.T)), (graph.num_ops, graph.num_ops))
     part = connected_components(links, directed=False)[1]  # numbered in the order of their first ops
-    found = np.full(graph.num_ops, -1)
+    group = np.full(graph.num_ops, -1)
     kept = (np.bincount(part)[part] > 1) | (graph.colocation >= 0)
-    found[kept] = np.unique(part[kept], return_inverse=True)[1]
-    found.setflags(write=False)
-    return found
+    group[kept] = np.unique(part[kept], return_inverse=True)[1]
+    group.setflags(write=False)
+    return group
 
 
 def first_users(graph: ComputationGraph) -> dict[int, int]:
@@ -113,7 +113,7 @@ def first_users(graph: ComputationGraph) -> dict[int, int]:
     Ops of the optimizer don't count. Parameters without such an op are left out.
     """
     work = graph.flops + graph.bytes_accessed
-    found = {}
+    first_user = {}
     for op, kind in enumerate(graph.op_types):
         if kind != "parameter" or not graph.passes[op]:
             continue
@@ -126,5 +126,5 @@ def first_users(graph: ComputationGraph) -> dict[int, int]:
                 elif graph.passes[reader] != "optimizer":
                     users.append(reader)
         if users:
-            found[op] = min(users)
-    return found
+            first_user[op] = min(users)
+    return first_user

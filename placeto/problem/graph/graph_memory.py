@@ -29,12 +29,12 @@ def storage(graph: ComputationGraph, on_cpus: bool = True) -> np.ndarray:
     captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
     views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(graph.input_ptr) > 0)
     made_by = graph.producer
-    found = np.arange(len(made_by)) if on_cpus else inside(graph)[1]
+    root = np.arange(len(made_by)) if on_cpus else inside(graph)[1]
     shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal, and no view
-    found[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
-    while (found[found] != found).any():  # views of views
-        found = found[found]
-    return found
+    root[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
+    while (root[root] != root).any():  # views of views
+        root = root[root]
+    return root
 
 
 def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:

@@ -29,7 +29,7 @@ def likeness(graph: GraphArrays) -> str:
     >>> one.hash == other.hash, likeness(one) == likeness(other)
     (False, True)
     """
-    own, order = _own(graph), graph.topological_order.tolist()
+    op_digests, order = _own(graph), graph.topological_order.tolist()
     into: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     out: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     for src, dst, output in zip(
@@ -37,7 +37,7 @@ def likeness(graph: GraphArrays) -> str:
     ):
         into[dst].append((src, output))
         out[src].append((dst, output))
-    before, after = _along(order, own, into), _along(order[::-1], own, out)
+    before, after = _along(order, op_digests, into), _along(order[::-1], op_digests, out)
     together = sorted(b + a for b, a in zip(before, after, strict=True))
     return hashlib.sha256(graph.mode.encode() + b"".join(together)).hexdigest()
 
@@ -52,16 +52,16 @@ def _own(graph: GraphArrays) -> list[bytes]:
     return [_digest(repr((kinds, *op)).encode()) for op in zip(*columns, outputs, strict=True)]
 
 
-def _along(order: list[int], own: list[bytes], others: list[list[tuple[int, int]]]) -> list[bytes]:
+def _along(order: list[int], op_digests: list[bytes], others: list[list[tuple[int, int]]]) -> list[bytes]:
     """(N,) hashes of each op together with all ops that it reaches over the edges `others`, found in `order`.
 
     `others[op]` has (other op, number of the output that the edge carries); the other op comes earlier in `order`.
     """
-    found = list(own)
+    digests = list(op_digests)
     for op in order:
-        read = sorted(found[other] + output.to_bytes(8) for other, output in others[op])
-        found[op] = _digest(own[op] + b"".join(read))
-    return found
+        read = sorted(digests[other] + output.to_bytes(8) for other, output in others[op])
+        digests[op] = _digest(op_digests[op] + b"".join(read))
+    return digests
 
 
 def _digest(content: bytes) -> bytes:

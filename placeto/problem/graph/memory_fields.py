@@ -60,19 +60,19 @@ def _usual(graph: GraphArrays) -> dict[str, np.ndarray]:
 def records(graph: GraphArrays) -> list[dict[str, Any]]:
     """Return the memory fields of each op record; fields that have their default are left out."""
     default = _usual(graph)
-    found: list[dict[str, Any]] = [{} for _ in range(graph.num_ops)]
+    fields: list[dict[str, Any]] = [{} for _ in range(graph.num_ops)]
     for key in ("trained_bytes", "state_bytes"):
         for op in np.flatnonzero(getattr(graph, key) != default[key]).tolist():
-            found[op][key] = int(getattr(graph, key)[op])
+            fields[op][key] = int(getattr(graph, key)[op])
     for tensor in np.flatnonzero(graph.resident_outputs != default["resident_outputs"]).tolist():
         op = int(graph.producer[tensor])
         own = slice(graph.output_ptr[op], graph.output_ptr[op + 1])
-        found[op]["resident_outputs"] = np.flatnonzero(graph.resident_outputs[own]).tolist()
+        fields[op]["resident_outputs"] = np.flatnonzero(graph.resident_outputs[own]).tolist()
     for tensor in np.flatnonzero(graph.held_until != NOT_HELD).tolist():
         op = int(graph.producer[tensor])
         last = graph.op_names[graph.held_until[tensor]]
-        found[op].setdefault("held", []).append([last, tensor - int(graph.output_ptr[op])])
-    return found
+        fields[op].setdefault("held", []).append([last, tensor - int(graph.output_ptr[op])])
+    return fields
 
 
 def complete(graph: GraphArrays) -> None:

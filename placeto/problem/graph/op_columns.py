@@ -123,14 +123,14 @@ _TAKEN = COLUMNS | {key: Column(key, Size, "", 0, np.int64) for key in ("trained
 
 
 def taken(
-    graph: GraphArrays, like: np.ndarray, given: Mapping[int, Mapping[str, Any]], signals: Sequence[int] = ()
+    graph: GraphArrays, like: np.ndarray, changes: Mapping[int, Mapping[str, Any]], signals: Sequence[int] = ()
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Return the fields, without names, edges and colocation, of ops that are like those of a graph or made anew.
 
     Args:
         graph: N ops, T tensors.
         like: (ops,) int64, the op of the graph that each op is like; -1 for an op that is made anew.
-        given: op -> fields in which it differs from the one that it is like, or from the usual ones, with the keys of
+        changes: op -> fields in which it differs from the one that it is like, or from the usual ones, with the keys of
             op records. Only ops that are made anew have "outputs".
         signals: ops that have a further output of 0 bytes.
 
@@ -141,28 +141,28 @@ def taken(
     for name, column in _TAKEN.items():
         all_values = [*column.listed(getattr(graph, name)), column.usual]
         values = [all_values[op] for op in like.tolist()]
-        for op, record in given.items():
+        for op, record in changes.items():
             values[op] = record.get(column.key, values[op])
         fields[name] = column.of(values)
     count, more = np.append(np.diff(graph.output_ptr), 0)[like], np.zeros(len(like), np.int64)
     more[list(signals)] = 1
-    made = {op: record["outputs"] for op, record in given.items() if "outputs" in record}
-    count[list(made)] = [len(outputs) for outputs in made.values()]
+    new_outputs = {op: record["outputs"] for op, record in changes.items() if "outputs" in record}
+    count[list(new_outputs)] = [len(outputs) for outputs in new_outputs.values()]
     ptr = fields["output_ptr"] = np.append(0, np.cumsum(count + more))
     old = np.flatnonzero(like >= 0)
     source = np.full(ptr[-1], -1)
     source[ranges(ptr[old], count[old])] = ranges(graph.output_ptr[like[old]], count[old])
     fields["output_bytes"] = np.append(graph.output_bytes, 0)[source]
     fields["resident_outputs"] = np.append(graph.resident_outputs, False)[source]
-    for op, outputs in made.items():
+    for op, outputs in new_outputs.items():
         fields["output_bytes"][ptr[op] : ptr[op] + count[op]] = outputs
-    for op, record in given.items():
+    for op, record in changes.items():
         if "resident_outputs" in record:
             fields["resident_outputs"][ptr[op] : ptr[op] + count[op]] = np.isin(
                 np.arange(count[op]), record["resident_outputs"]
             )
     times = fields["time_us"] = {kind: np.append(us, np.nan)[like] for kind, us in graph.time_us.items()}
-    for op, record in given.items():
+    for op, record in changes.items():
         for kind, us in record.get("time_us", {}).items():
             times.setdefault(kind, np.full(len(like), np.nan))[op] = us
     return fields, source

@@ -47,9 +47,9 @@ def without_formula(graph: ComputationGraph, has_formula: Callable[[str], bool] 
     return counts
 
 
-def told(found: dict[str, int]) -> str:
+def told(counts: dict[str, int]) -> str:
     """Return a line for users about types of ops without a formula, "" if there are no such types."""
-    if not found:
+    if not counts:
         return ""
-    kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in found.items())
+    kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in counts.items())
     return f"there is no formula for the FLOPs of {kinds}: only bytes count there"

@@ -42,17 +42,17 @@ class Units:
         one, other = self.find(one), self.find(other)
         return self.take_in(min(one, other), max(one, other))
 
-    def take_in(self, one: int, other: int) -> int:
-        """Make unit `other` a part of unit `one`, and return `one`. Both are roots."""
-        if one == other:
-            return one
-        self.leader[other] = one
-        self.work[one] += self.work[other]
-        a, b = self.heaviest[one], self.heaviest[other]
+    def take_in(self, root: int, part: int) -> int:
+        """Make unit `part` a part of unit `root`, and return `root`. Both are roots."""
+        if root == part:
+            return root
+        self.leader[part] = root
+        self.work[root] += self.work[part]
+        a, b = self.heaviest[root], self.heaviest[part]
         if self.time[b] > self.time[a] or (self.time[b] == self.time[a] and b < a):
-            self.heaviest[one] = b
+            self.heaviest[root] = b
         self.count -= 1
-        return one
+        return root
 
     def roots(self) -> list[int]:
         """Return all units, in the order of their roots."""
@@ -121,13 +121,13 @@ def without_collector() -> Iterator[None]:
 _HUB = 1000  # a unit with more neighbours is a hub; units of captured models have fewer
 
 
-def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
+def merge(units: Units, edges: dict[int, dict[int, float]], first: int, second: int) -> int:
     """Join two units and their edges, and return the joined unit.
 
     It has the smaller number of the two, unless the other one is a hub with more neighbours. Otherwise the edges of a
     star's centre would be moved for each leaf.
     """
-    kept, gone = min(one, other), max(one, other)
+    kept, gone = min(first, second), max(first, second)
     if len(edges[gone]) > max(_HUB, len(edges[kept])):
         kept, gone = gone, kept
     units.take_in(kept, gone)
@@ -160,16 +160,16 @@ def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
     heap: list[tuple[float, int, int]] = []
     newest: dict[tuple[int, int], float] = {}  # cost of each pair's valid entry in the heap
 
-    def push(one: int, other: int) -> None:
-        pair = (one, other) if one < other else (other, one)
-        newest[pair] = _cost(units, *pair, edges[one][other])
+    def push(unit: int, neighbour: int) -> None:
+        pair = (unit, neighbour) if unit < neighbour else (neighbour, unit)
+        newest[pair] = _cost(units, *pair, edges[unit][neighbour])
         heapq.heappush(heap, (newest[pair], *pair))
 
     for _ in range(3):  # the limit on a unit's work grows if it leaves too many units
-        for one in edges:
-            for other in edges[one]:
-                if one < other:
-                    push(one, other)
+        for unit in edges:
+            for neighbour in edges[unit]:
+                if unit < neighbour:
+                    push(unit, neighbour)
         while heap and units.count > max_groups:
             cost_then, a, b = heapq.heappop(heap)
             if newest[a, b] != cost_then or a not in edges or b not in edges[a]:
@@ -182,9 +182,10 @@ def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
                 continue
             near_a, near_b = edges[a], edges[b]
             kept = merge(units, edges, a, b)
-            for other in near_b if kept == a else near_a:  # the cost of the pairs that `kept` had before has only risen
-                if other != kept:
-                    push(kept, other)
+            # the cost of the pairs that `kept` had before has only risen
+            for neighbour in near_b if kept == a else near_a:
+                if neighbour != kept:
+                    push(kept, neighbour)
         limit *= 4.0
     _coarsen_unconnected(units, max_groups)
 

@@ -31,7 +31,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import together
+from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.graph.label_values import BACKWARD_PASSES
 from placeto.problem.grouping.coarsening import (
     Units,
@@ -152,19 +152,20 @@ def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> 
     check_problem(problem)
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
-    units, of = Units(problem), groups.group.tolist()
+    units, group_of = Units(problem), groups.group.tolist()
     _join_hard(problem.graph, units)
     edges = unit_edges(problem, units)
     within = {
-        root: {other: time for other, time in near.items() if of[other] == of[root]} for root, near in edges.items()
+        root: {neighbour: time for neighbour, time in near.items() if group_of[neighbour] == group_of[root]}
+        for root, near in edges.items()
     }
     heap = [(units.work[root], root) for root in within]
     heapq.heapify(heap)
     while heap and units.count > max_groups:
         work, root = heapq.heappop(heap)
         if units.find(root) == root and units.work[root] == work and within[root]:
-            other = max(within[root].items(), key=lambda pair: (pair[1], -pair[0]))[0]
-            kept = merge(units, within, root, other)
+            neighbour = max(within[root].items(), key=lambda pair: (pair[1], -pair[0]))[0]
+            kept = merge(units, within, root, neighbour)
             heapq.heappush(heap, (units.work[kept], kept))
     return _parts(problem.graph, units, groups)
 
@@ -249,7 +250,7 @@ def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
 
 def _join_hard(graph: ComputationGraph, units: Units) -> None:
     first: dict[int, int] = {}
-    kept = together(graph)
+    kept = colocation_groups(graph)
     for op, colour in enumerate(kept.tolist()):
         if colour >= 0:
             units.join(first.setdefault(colour, op), op)
@@ -272,7 +273,7 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
     used = np.bincount(graph.edge_src[kept], minlength=graph.num_ops) > 0
     for op in np.flatnonzero((home >= 0) & (graph.flops > 0) & used & weighs[home] & ~weighs).tolist():
         labels[op] = replace(labels[op], base=labels[home[op]].base, gradient=True)
-    stays = (together(graph) >= 0) & ~used  # gradients that stay with their parameter
+    stays = (colocation_groups(graph) >= 0) & ~used  # gradients that stay with their parameter
     producers, _ = neighbours(graph)
     order = graph.topological_order
     for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # such as sums and slices of gradients
@@ -337,11 +338,15 @@ def _origins(labels: Sequence[_Label]) -> Origins:
     calls: dict[int, int] = {}  # by number, since numbers in names may exceed int64
     module = [modules.setdefault(label.module, len(modules)) for label in labels]
     part = [parts.setdefault(label.part, len(parts)) if label.gradient else -1 for label in labels]
-    paths = [[names.setdefault(name, len(names)) for name in of.split(".")] for of in modules]
+    paths = [[names.setdefault(name, len(names)) for name in path.split(".")] for path in modules]
     call = [calls.setdefault(label.call, len(calls)) for label in labels]
     ptr = np.cumsum([0, *map(len, paths)])
     return Origins(
-        np.array(module), np.array(call), np.array(part), ptr, np.array([name for of in paths for name in of])
+        np.array(module),
+        np.array(call),
+        np.array(part),
+        ptr,
+        np.array([name for path in paths for name in path]),
     )
 
 
@@ -376,14 +381,14 @@ def _finish(graph: ComputationGraph, units: Units, labels: Sequence[_Label]) -> 
 
 def _sets(heads: Sequence[_Label]) -> tuple[np.ndarray, ...]:
     """Return sets of 2 to G-1 groups: a part in all its calls, a module, a subtree of modules, or a call of these."""
-    found: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    members_of: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for group, head in enumerate(heads):
         path = head.module.split(".") if head.module else []
-        found["part", head.part].append(group)
+        members_of["part", head.part].append(group)
         for depth in range(1, len(path) + 1):
             prefix = tuple(path[:depth])
-            found["module", prefix].append(group)
-            found["module", prefix, head.gradient].append(group)
-            found["call", prefix, head.call].append(group)
-    unique = {tuple(members): None for members in found.values() if 2 <= len(members) < len(heads)}
+            members_of["module", prefix].append(group)
+            members_of["module", prefix, head.gradient].append(group)
+            members_of["call", prefix, head.call].append(group)
+    unique = {tuple(members): None for members in members_of.values() if 2 <= len(members) < len(heads)}
     return tuple(np.array(members, np.int64) for members in unique)

@@ -84,18 +84,18 @@ def join_light(
         longest = _tidy(unit, leader, head, tail, after, end, us, met)
         if longest < 0.0 or mine >= joining.light * longest:
             continue
-        here = heaviest[unit]
+        unit_op = heaviest[unit]
         best, best_near, best_us = -1, -1.0, -1.0
         half = head[unit]
         while half >= 0:
-            other = end[half]
-            there = heaviest[other]
-            fits = work[other] + mine <= joining.largest or mine <= joining.trifle * work[other]
-            if fits and origins.part[here] == origins.part[there]:
-                near = _affinity(origins, here, there)
+            neighbour = end[half]
+            neighbour_op = heaviest[neighbour]
+            fits = work[neighbour] + mine <= joining.largest or mine <= joining.trifle * work[neighbour]
+            if fits and origins.part[unit_op] == origins.part[neighbour_op]:
+                near = _affinity(origins, unit_op, neighbour_op)
                 nearer = near > best_near or (near == best_near and us[half] > best_us)
-                if nearer or (near == best_near and us[half] == best_us and other < best):
-                    best, best_near, best_us = other, near, us[half]
+                if nearer or (near == best_near and us[half] == best_us and neighbour < best):
+                    best, best_near, best_us = neighbour, near, us[half]
             half = after[half]
         if best >= 0:
             kept, gone = min(unit, best), max(unit, best)
@@ -129,17 +129,17 @@ def _tidy(
     last, longest, half = -1, -1.0, head[unit]
     head[unit] = -1
     while half >= 0:
-        following, other = after[half], end[half]
-        while leader[other] != other:
-            leader[other] = leader[leader[other]]
-            other = leader[other]
-        if other != unit:
-            end[half] = other
+        following, neighbour = after[half], end[half]
+        while leader[neighbour] != neighbour:
+            leader[neighbour] = leader[leader[neighbour]]
+            neighbour = leader[neighbour]
+        if neighbour != unit:
+            end[half] = neighbour
             longest = max(longest, us[half])
-            if met[other] >= 0:
-                us[met[other]] = max(us[met[other]], us[half])
+            if met[neighbour] >= 0:
+                us[met[neighbour]] = max(us[met[neighbour]], us[half])
             else:
-                met[other] = half
+                met[neighbour] = half
                 if last < 0:
                     head[unit] = half
                 else:
@@ -157,11 +157,11 @@ def _tidy(
 
 
 @compiled(inner=True)
-def _affinity(origins: Origins, one: int, other: int) -> float:
+def _affinity(origins: Origins, first: int, second: int) -> float:
     """How close two ops are in the module tree: 2 = same call, 1 = same module, else the share of common path."""
-    a, b = origins.module[one], origins.module[other]
+    a, b = origins.module[first], origins.module[second]
     if a == b:
-        return 2.0 if origins.call[one] == origins.call[other] else 1.0
+        return 2.0 if origins.call[first] == origins.call[second] else 1.0
     start, begin = origins.path_ptr[a], origins.path_ptr[b]
     one_depth, other_depth = origins.path_ptr[a + 1] - start, origins.path_ptr[b + 1] - begin
     shared, least = 0, min(one_depth, other_depth)
@@ -199,13 +199,13 @@ def find_homes(reads: Reads) -> np.ndarray:
         if not reads.backward[op]:
             continue
         count, best = _score(reads, op, score, met)
-        found = 0
+        num_homes = 0
         for k in range(count):
             if score[met[k]] == best:
-                found += 1
+                num_homes += 1
                 plain[op] = met[k]
             score[met[k]] = 0.0
-        if found > 1:
+        if num_homes > 1:
             plain[op] = -1
     home = plain.copy()
     for op in range(num_ops):

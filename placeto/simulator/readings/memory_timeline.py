@@ -30,7 +30,7 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     begin, end, where, size, _ = _lives(schedule)
     resident = np.zeros(problem.num_devices, np.int64)
     np.add.at(resident, schedule.placement, problem.resident_bytes)
-    found = []
+    timelines = []
     for device in range(problem.num_devices):
         own = where == device
         times = np.concatenate([[0.0], begin[own], end[own]])
@@ -38,8 +38,8 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
         points, group = np.unique(times, return_inverse=True)
         change = np.zeros(len(points), np.int64)
         np.add.at(change, group, changes)
-        found.append((points, np.cumsum(change)))
-    return found
+        timelines.append((points, np.cumsum(change)))
+    return timelines
 
 
 def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +47,7 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
 
     The sums over categories are the bytes of `memory_timelines`.
     """
-    graph, here = schedule.problem.graph, schedule.placement == device
+    graph, on_device = schedule.problem.graph, schedule.placement == device
     begin, end, where, size, made_by = _lives(schedule)
     sums, types = gradient_sums(graph), np.array(graph.op_types)
     parts = graph.producer[sums.tensor]  # the ops that make the contributions to gradients
@@ -61,9 +61,9 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     times, group = np.unique(np.concatenate([[0.0], begin, end]), return_inverse=True)
     change = np.zeros((len(times), len(CATEGORIES)), np.int64)
     np.add.at(change, (group[1:], np.tile(kind, 2)), np.concatenate([size, -size]))
-    weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
-    state = int(schedule.problem.resident_bytes[here].sum()) - weights - trained
-    buffers = int(graph.param_bytes[here & (types == RECEIVE)].sum())
+    weights, trained = int(graph.param_bytes[on_device].sum()), int(graph.trained_bytes[on_device].sum())
+    state = int(schedule.problem.resident_bytes[on_device].sum()) - weights - trained
+    buffers = int(graph.param_bytes[on_device & (types == RECEIVE)].sum())
     change[group[0]] += [weights - buffers, trained, state, 0, buffers]
     return times, np.cumsum(change, axis=0)
 

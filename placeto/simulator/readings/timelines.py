@@ -15,7 +15,7 @@ from placeto.simulator.kernel import Record
 from placeto.simulator.lowering import num_relays
 
 
-@compiled()
+@compiled(inner=True)
 def timelines(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:

@@ -79,12 +79,12 @@ def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
 
 def _orders(schedule: Schedule, alike: bool = False) -> list[ChunkOrder]:
     """The chunks in the schedule's own order, and in those of static orders unless the plan has the order."""
-    found = [order_chunks(schedule, alike)]
+    orders = [order_chunks(schedule, alike)]
     if schedule.plan is not None and not schedule.plan.chunks:
         for order in STATIC_ORDERS:
             static = simulate(schedule.problem.under(order), schedule.placement, plan=schedule.plan)
-            found.append(order_chunks(static, alike))
-    return found
+            orders.append(order_chunks(static, alike))
+    return orders
 
 
 def _us(made: ChunkOrder) -> float:
@@ -104,14 +104,14 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
     """
     schedule, stage, devices, kinds = order.schedule, order.stage, order.plan.replicas, order.kinds
     problem, graph, names = schedule.problem, schedule.problem.graph, schedule.problem.cluster.device_names
-    step, own = StepGraph(problem, schedule.placement), _own_tables(graph, stage)
-    step.copy(_readers(step, {(op, order.plan.device_of(*key)) for key, ops in own.items() for op in ops}), {})
+    step, stage_tables = StepGraph(problem, schedule.placement), _own_tables(graph, stage)
+    step.copy(_readers(step, {(op, order.plan.device_of(*key)) for key, ops in stage_tables.items() for op in ops}), {})
     gradients = dict[int, _Gradients]()
     for tensor in dict(contributions(graph)).values():  # one for each parameter
         before = gradients.get(number := int(stage[graph.producer[tensor]]), _Gradients())
         gradients[number] = _Gradients(before.bytes + int(graph.output_bytes[tensor]), before.tensors + 1)
     lists = [[op for op in ops.tolist() if step.kept[op]] for ops in schedule.device_order]
-    _add_chunks(step, lists, stage, kinds, gradients, own)
+    _add_chunks(step, lists, stage, kinds, gradients, stage_tables)
     for ops in lists:
         for op in (op for op in ops if stage[op] < 0):  # which add up losses
             step.keep(op)
@@ -130,16 +130,16 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
 
 def _own_tables(graph: ComputationGraph, stage: np.ndarray) -> dict[tuple[int, int], list[int]]:
     """Return stage and micro-batch -> the tables of stages before it that the stage computes there, in their order."""
-    table, found = tables(graph), defaultdict[tuple[int, int], set[int]](set)
+    table, stage_tables = tables(graph), defaultdict[tuple[int, int], set[int]](set)
     apart = table[graph.edge_src] & (stage[graph.edge_dst] >= 0) & (stage[graph.edge_src] != stage[graph.edge_dst])
     for edge in np.flatnonzero(apart).tolist():
         reader, pending = int(graph.edge_dst[edge]), [int(graph.edge_src[edge])]
-        known = found[int(stage[reader]), int(graph.micro_batches[reader])]
+        known = stage_tables[int(stage[reader]), int(graph.micro_batches[reader])]
         while pending:
             if (op := pending.pop()) not in known:
                 known.add(op)
                 pending += [source for source in graph.reads[op] if table[source]]
-    return {key: sorted(ops) for key, ops in found.items()}  # ops of a captured graph are in program order
+    return {key: sorted(ops) for key, ops in stage_tables.items()}  # ops of a captured graph are in program order
 
 
 def _readers(step: StepGraph, copies: set[tuple[int, int]]) -> dict[int, list[int]]:
@@ -171,13 +171,13 @@ def _add_chunks(
     stage: np.ndarray,
     kinds: Sequence[str],
     gradients: dict[int, _Gradients],
-    own: Mapping[tuple[int, int], Sequence[int]],
+    stage_tables: Mapping[tuple[int, int], Sequence[int]],
 ) -> None:
     """Add the ops of each device's chunks, each followed by the sums of the gradients that it contributes to.
 
-    A forward pass begins with the tables that the stage computes itself, those of `own`. Before the first op that reads
-    another tensor of another device comes an op that receives the tensor. Its output has memory for the whole step,
-    since torch makes a buffer for each tensor that a stage receives, and keeps it.
+    A forward pass begins with the tables that the stage computes itself, those of `stage_tables`. Before the first op
+    that reads another tensor of another device comes an op that receives the tensor. Its output has memory for the
+    whole step, since torch makes a buffer for each tensor that a stage receives, and keeps it.
     """
     graph, sums = step.captured, gradient_sums(step.captured)
     # Home of a parameter's gradient -> an op that adds to this gradient.
@@ -194,7 +194,7 @@ def _add_chunks(
             if (number, kinds[op], micro_batch) != chunk:
                 chunk = number, kinds[op], micro_batch
                 _begin_chunk(step, device, *chunk, gradients.get(number, _Gradients()))
-                computed = own.get((number, micro_batch), ())
+                computed = stage_tables.get((number, micro_batch), ())
                 if kinds[op] == "F":
                     _compute(step, device, number, computed, stage)
             for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
@@ -227,14 +227,14 @@ def _receive(step: StepGraph, tensor: int, device: int, micro_batch: int) -> Out
 
 def _compute(step: StepGraph, device: int, number: int, ops: Sequence[int], stage: np.ndarray) -> None:
     """Compute captured ops of other stages on a device, and let the ops of one of its stages (N,) read the results."""
-    graph, made = step.captured, dict[int, int]()
+    graph, computed = step.captured, dict[int, int]()
     for op in ops:
         edges = range(graph.input_ptr[op], graph.input_ptr[op + 1])
         sources = [(int(graph.edge_src[edge]), int(graph.edge_output[edge])) for edge in edges]
-        inputs = [(made[src] if src in made else step.copies[src, device], output) for src, output in sources]
-        made[op], _ = step.add(f"{graph.op_names[op]} in stage {number}", device, {"inputs": inputs}, like=op)
+        inputs = [(computed[src] if src in computed else step.copies[src, device], output) for src, output in sources]
+        computed[op], _ = step.add(f"{graph.op_names[op]} in stage {number}", device, {"inputs": inputs}, like=op)
     for edge in np.flatnonzero(np.isin(graph.edge_src, ops) & (stage[graph.edge_dst] == number)).tolist():
-        step.redirect(edge, (made[int(graph.edge_src[edge])], int(graph.edge_output[edge])))
+        step.redirect(edge, (computed[int(graph.edge_src[edge])], int(graph.edge_output[edge])))
 
 
 def _begin_chunk(step: StepGraph, device: int, stage: int, kind: str, micro_batch: int, gradients: _Gradients) -> None:

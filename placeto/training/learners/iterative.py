@@ -172,15 +172,15 @@ class IterativeLearner:
         learning, ranks, policy = self.config.learning, self.ranks, state.policy
         worth = advantages(makespan, learning, index)
         mine = ranks.share(len(index))
-        own = normalise(worth.advantage)[:, mine]
-        weight = own.shape[1] / len(index)
+        advantage = normalise(worth.advantage)[:, mine]
+        weight = advantage.shape[1] / len(index)
 
         def score(minibatch: np.ndarray) -> Iterator[Scored]:
             for t in minibatch:
                 data = episodes.data[t]
                 distribution = PairDistribution.from_logits(answers(policy, data)[0], data, learning.temperature)
                 log_prob = distribution.log_prob(episodes.action[t])
-                yield Scored(log_prob, episodes.log_prob[t], own[t], distribution.entropy(), weight)
+                yield Scored(log_prob, episodes.log_prob[t], advantage[t], distribution.entropy(), weight)
 
         numbers = policy_update(
             policy,

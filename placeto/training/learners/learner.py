@@ -86,12 +86,12 @@ class TrainState:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within it the policy's parameters are their moving average; afterwards they are as before."""
-        own = {name: value.clone() for name, value in self.policy.state_dict().items()}
-        self.policy.load_state_dict(self.average or own)
+        trained = {name: value.clone() for name, value in self.policy.state_dict().items()}
+        self.policy.load_state_dict(self.average or trained)
         try:
             yield
         finally:
-            self.policy.load_state_dict(own)
+            self.policy.load_state_dict(trained)
 
     def saved(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without `devices` and `graphs`, which the trainer adds.
@@ -221,14 +221,14 @@ class Learner(Protocol):
 
 def prepare(
     problems: Mapping[str, PlacementProblem],
-    one: Callable[[PlacementProblem], Prepared],
+    prepare_problem: Callable[[PlacementProblem], Prepared],
     report: Report,
 ) -> list[Prepared]:
-    """Call `one` on each problem, after reporting the problem's number and name; return the results."""
+    """Call `prepare_problem` on each problem, after reporting the problem's number and name; return the results."""
     prepared = []
     for number, (name, problem) in enumerate(problems.items(), 1):
         report(0.0, f"preparing graph {number} of {len(problems)}: {name}")
-        prepared.append(one(problem))
+        prepared.append(prepare_problem(problem))
     return prepared
 
 

@@ -43,12 +43,12 @@ def labelled_states(episodes: Rollout, groups: int, labels: int) -> Arrays:
     index = episodes.end.index
     states = empty_states((len(episodes.data), len(index)), groups, labels)
     states["index"][:] = index
-    for t, (data, found) in enumerate(zip(episodes.data, episodes.labels, strict=True)):
+    for t, (data, label) in enumerate(zip(episodes.data, episodes.labels, strict=True)):
         of, local = data.batch.numpy(), data.local.numpy()
         states["placement"][t, of, local] = data.current.numpy()
         states["visited"][t, of, local] = data.marked.numpy()
-        group = found.slot.view(len(index), -1) - data.first[:, None]
-        for name, values in zip(_LABEL, (group, found.device, found.change), strict=True):
+        group = label.slot.view(len(index), -1) - data.first[:, None]
+        for name, values in zip(_LABEL, (group, label.device, label.change), strict=True):
             states[name][t, :, : group.shape[1]] = values.view(group.shape).numpy()
     return states
 

@@ -101,13 +101,13 @@ class TraversalLearner:
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Return makespans (C,) at the end and best makespans (C,), means over `RANDOM` random traversals."""
-        random, found = np.random.default_rng(self.config.seed), []
+        random, makespans = np.random.default_rng(self.config.seed), []
         for walk, _ in self.held_out:
             state = walk.begin(RANDOM, walk.random_start())
             for _ in range(walk.num_groups):
                 state = state.move(random.integers(walk.num_devices, size=RANDOM))
-            found.append((state.makespan.mean(), state.best.mean()))
-        end, best = np.array(found).T
+            makespans.append((state.makespan.mean(), state.best.mean()))
+        end, best = np.array(makespans).T
         return end, best
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
