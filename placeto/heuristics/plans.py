@@ -24,6 +24,7 @@ from placeto.errors import PlanError
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plan_chunks import chunk_score
+from placeto.heuristics.repair import repair
 from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
@@ -49,11 +50,15 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """
     try_single(evaluator, seed)
     try_plans(evaluator, seed, contiguous=evaluator.problem.graph.num_micro_batches == 1)
+    if not evaluator.best_fits:
+        repair(evaluator)
+        _until_one_fits(evaluator, _any)
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
     """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
     try_plans(evaluator, seed, even=True)
+    _until_one_fits(evaluator, partial(_torch_runs, evaluator.problem, []))
 
 
 def try_plans(evaluator: Evaluator, seed: int, even: bool = False, contiguous: bool = False) -> None:
@@ -102,6 +107,32 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False, contiguous: b
         placements += [] if evaluator.last_fits else [placement]
     for placement in placements if decided else ():
         try_bounded_orders(evaluator, placement)
+
+
+def _until_one_fits(evaluator: Evaluator, keep: Callable[[Plan], bool]) -> None:
+    """If nothing fits, simulate all plans in all orders until one fits; those whose chunks rank best come first.
+
+    The orders that are made for a placement come after the static ones.
+
+    Args:
+        evaluator: scores, and keeps the best.
+        keep: whether a plan counts.
+    """
+    orders = orders_to_try(evaluator.problem)
+    if evaluator.best_fits or not orders:
+        return
+    plans = [plan for _, plan in ranked_plans(evaluator.problem, keep, lambda: evaluator.exhausted)]
+    placements = [plan.placement(evaluator.problem) for plan in plans]
+    for order in orders:
+        evaluator.reorder(order)
+        for plan, placement in zip(plans, placements, strict=True):
+            if evaluator.exhausted or evaluator.best_fits:
+                break
+            evaluator.score_plan(plan, placement)
+    for placement in placements:
+        if not evaluator.best_fits:
+            try_bounded_orders(evaluator, placement)
+    evaluator.reorder(evaluator.best_dispatch)
 
 
 def _any(plan: Plan) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import reduce
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -11,16 +12,19 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import all_plans, make_plan
+from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
+from placeto.problem.step.plan import Plan
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
 from tests.cases import problem_of
+from tests.planning.test_short_memory import graph_of, limited
 
 LAYERS = 8
 
@@ -172,3 +176,19 @@ def test_gradients_of_weights_are_not_deferred_if_memory_is_short_of_what_they_k
     found = load_placer("pipeline")(problem)
     assert found.fits
     assert found.makespan_us < 1.001 * free.makespan_us
+
+
+@pytest.mark.parametrize("megabytes", [2.02, 2.1, 2.2, 2.4])
+def test_pipeline_fits_wherever_one_of_its_plans_fits_in_one_of_its_orders(megabytes: float) -> None:
+    problem = PlacementProblem(graph_of(4), limited(int(megabytes * 1e6), "4xv100"))
+    plans = [plan for devices in parts_to_plan(problem) for plan in all_plans(problem, devices)]
+
+    def one_fits(plan: Plan) -> bool:
+        placement = plan.placement(problem)
+        evaluator = Evaluator(problem)
+        evaluator.score_ops(placement)
+        choose_order(evaluator, orders_to_try(problem))
+        try_bounded_orders(evaluator, placement)
+        return evaluator.best_fits
+
+    assert HEURISTICS["pipeline"](problem).fits or not any(one_fits(plan) for plan in plans)
