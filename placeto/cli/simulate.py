@@ -44,6 +44,8 @@ def run(arguments: Arguments) -> None:
     kept = file_order is not None and file.dispatch == "list" and arguments.dispatch is None
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
+    if schedule.plan is not None:
+        say(f"plan         {schedule.plan.line(cluster)}")
     say(describe(schedule))
     show_devices(schedule)
     in_micro_batches = bool((graph.micro_batches != NO_MICRO_BATCH).any())

@@ -277,6 +277,15 @@ class Plan:
         again = len(turns) > 1 and turns[1] == len(sizes) // len(turns)
         return f"{shape}, {'again' if again else 'and back'}{some}"
 
+    def line(self, cluster: Cluster) -> str:
+        """Return the plan in one line, such as "2 stages x 4, 16 micro-batches, 5 blocks recomputed"."""
+        parts = [self.shape(cluster), f"{self.num_micro_batches} micro-batches"]
+        if self.sharding:
+            parts.append(f"ZeRO {' and '.join(map(str, sorted({*self.sharding})))}")
+        if self.recomputed:
+            parts.append(f"{len(self.recomputed)} blocks recomputed")
+        return ", ".join([*parts, *(["an order of chunks of its own"] if self.chunks else [])])
+
 
 class _Homes(NamedTuple):
     """K sets of ops that share a device, such as a parameter with what is made of it and with its gradient."""

@@ -123,3 +123,13 @@ def test_a_result_has_the_plan_of_its_placement() -> None:
     assert evaluator.result().plan is None
     evaluator.note_plan(other, other.placement(PROBLEM))
     assert evaluator.result().plan == other
+
+
+def test_a_plan_says_itself_in_a_line() -> None:
+    cluster = load_cluster("2x4xv100")
+    replicas = tuple(((0, 2), (1, 3), (), ()) for _ in range(2))
+    plan = Plan(((0, 1, 2, 3), (4, 5, 6, 7)), (2,), replicas, 4)
+    assert plan.line(cluster) == "2 stages x 4, 4 micro-batches"
+    more = replace(plan, sharding=(1, 1), recomputed=("h.0", "h.1"), chunks=(((0, "F", 0),),))
+    told = "2 stages x 4, 4 micro-batches, ZeRO 1, 2 blocks recomputed, an order of chunks of its own"
+    assert more.line(cluster) == told
