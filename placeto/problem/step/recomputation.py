@@ -69,6 +69,7 @@ class _Recomputed:
         if not self.backward.any():
             raise PlanError(f"{graph.name} says of no op that it is backward: capture it as a training step")
         self.forward = in_forward(graph) & ~self.backward
+        self.tensor = np.array([kind in TENSORS for kind in graph.op_types])  # parameters and buffers
         for number, path in enumerate(blocks):
             if not (self.forward & (self.block == number)).any():
                 raise PlanError(f"{graph.name} computes nothing in {path!r}, which is to be recomputed")
@@ -87,8 +88,7 @@ class _Recomputed:
         within, src, dst = self.block == block, graph.edge_src, graph.edge_dst
         for edge in np.flatnonzero(self.forward[src] & within[src] & self.backward[dst] & within[dst]).tolist():
             saved.setdefault(int(graph.micro_batches[dst[edge]]), []).append(edge)
-        kept = np.array([kind in TENSORS for kind in graph.op_types]) | self.forward
-        reading = np.flatnonzero(kept[src] & self.backward[dst] & within[dst])
+        reading = np.flatnonzero((self.tensor | self.forward)[src] & self.backward[dst] & within[dst])
         for micro_batch, edges in saved.items():
             begin = int(dst[reading[graph.micro_batches[dst[reading]] == micro_batch]].min())
             last = int(dst[edges].max())
@@ -102,7 +102,7 @@ class _Recomputed:
                 self.copies.append((op, micro_batch))
                 self.before.append(begin)
                 for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
-                    if not within[src[edge]]:
+                    if not (within[src[edge]] or self.tensor[src[edge]]):
                         tensor = int(graph.edge_tensor[edge])
                         self.inputs[tensor] = max(last, self.inputs.get(tensor, last))
                 if not needed.intersection(graph.reads[op]):
