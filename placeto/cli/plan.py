@@ -54,7 +54,7 @@ class Arguments:
 _SNIPPET = """In your program, before the model is wrapped:
     from functools import partial
     from torch.utils.checkpoint import checkpoint
-    for path in {paths!r}:
+    for path in {paths}:
         block = model.get_submodule(path)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
@@ -107,7 +107,7 @@ def run(arguments: Arguments) -> None:
         )
     say(plans.advice())
     if plans.best.plan is not None and plans.best.plan.recomputed and plans.best.kind not in PIPELINES:
-        say(_SNIPPET.format(paths=plans.best.plan.recomputed))
+        say(_SNIPPET.format(paths=_in_python(plans.best.plan.recomputed)))
     note_unmeasured(plans.best.schedule.problem)
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:
@@ -116,6 +116,18 @@ def run(arguments: Arguments) -> None:
         save_plan(plans.best.file(machine), arguments.out)
         if plans.best.placement is None:
             note(f"{arguments.out} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
+
+
+def _in_python(paths: tuple[str, ...]) -> str:
+    """Write paths in Python: a loop over their numbers if they are the first modules of one list.
+
+    >>> _in_python(("h.0", "h.1", "h.2")), _in_python(("h.0", "h.2"))
+    ("['h.' + str(number) for number in range(3)]", "('h.0', 'h.2')")
+    """
+    parent = paths[0].rpartition(".")[0] + "."
+    if len(paths) > 1 and paths == tuple(f"{parent}{number}" for number in range(len(paths))):
+        return f"[{parent!r} + str(number) for number in range({len(paths)})]"
+    return repr(paths)
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:

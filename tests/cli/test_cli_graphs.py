@@ -52,6 +52,9 @@ def no_inputs():
 def loss_by_name():
     return Net(8), [torch.empty(16, 8)], "mse"
 
+def loss_last():
+    return Net(8), [torch.empty(16, 8)], [torch.empty(16, 8)], own_loss
+
 def wide():
     return Net(8), [torch.empty(16, 9)], own_loss
 
@@ -212,6 +215,7 @@ MISTAKES = [
     ("built.py:model", "'model' is a module: name a function, which must return (module, inputs), "),
     ("net.py:no_inputs", "inputs must be a sequence of arguments, such as [x], not a tensor"),
     ("net.py:loss_by_name", "the loss must be a function of the module's output, not a str"),
+    ("net.py:loss_last", "(module, inputs, loss, targets), not a tuple of Net, list, list, function"),
     ("net.py:wide", "module 'first.left' (Linear), net.py:10: "),
     ("net.py:bare", "return (module, inputs, loss), add --loss mean, or --inference"),
     ("folder/net:train", "folder/net.py is a file: write folder/net.py:"),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,29 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert answers == [(True, False), (True, False), (True, True), (False, True)], advice
     assert "Not tried: " in advice
     assert "checkpoints" not in advice
+
+
+def test_what_is_to_be_recomputed_is_told_as_lines_of_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """They run: the blocks that they name compute their forward pass twice in a step."""
+    plain = CHECKPOINTED.replace(
+        "checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)",
+        "self.narrow(self.wide(x).tanh())",
+    )
+    Path("blocks.py").write_text(plain)
+    cluster = load_cluster("2xv100")
+    devices = tuple(replace(device, memory=20_000_000) for device in cluster.devices)
+    save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
+    words = ("blocks.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2", "--simulations", "0")
+    assert run("plan", *words) == 0
+    out = capsys.readouterr().out
+    assert (blocks := re.search(r"Use data parallel.* recomputing (\d) of 4 blocks", out))
+    code = out.partition("before the model is wrapped:\n")[2].partition("\ndevice ")[0]
+    made = dict[str, Any]()
+    exec(Path("blocks.py").read_text(), made)
+    model, inputs, loss = made["net"](8)
+    calls = Counter[int]()
+    for number, block in enumerate(model):
+        block.wide.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
+    exec(textwrap.dedent(code), {"model": model})
+    loss(model(*inputs)).backward()
+    assert [calls[number] for number in range(4)] == [2] * int(blocks[1]) + [1] * (4 - int(blocks[1]))

@@ -74,7 +74,7 @@ def user_step(factory: str, options: TraceOptions, device: str = "meta") -> User
     if isinstance(returned, nn.Module):
         raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
     is_step = isinstance(returned, tuple) and 2 <= len(returned) <= 4 and isinstance(returned[0], nn.Module)
-    if not is_step or not all(loss is None or callable(loss) for loss in returned[2:3]):
+    if not is_step or any(callable(targets) for targets in returned[3:]):
         parts = f" of {', '.join(type(part).__name__ for part in returned)}" if isinstance(returned, tuple) else ""
         raise UsageError(f"{factory} {_RETURNS}, not a {type(returned).__name__}{parts}")
     step = UserStep(parted(factory)[1].partition("(")[0].strip(), *returned)
