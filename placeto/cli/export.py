@@ -129,6 +129,9 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     _cost("whole modules", made.step.whole, schedule)
     _cost("in program order", made.step.in_order, schedule)
     _notes([*made.step.notes, *filter(None, [made.offload_note(said)])])
+    if schedule.plan is not None and schedule.plan.recomputed:
+        again = ", ".join(schedule.plan.recomputed)
+        note(f"a device map recomputes nothing: let your program call {again} by torch.utils.checkpoint")
 
 
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:

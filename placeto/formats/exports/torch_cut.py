@@ -225,7 +225,7 @@ def stages_of(model: nn.Module, tensors: list[Tensor], plan: dict[str, Any]) -> 
     called = {path for stage in cut.split_gm.children() for path in _called(stage)}
     if missing := [path for path in plan.get("recomputed", ()) if f"model.{path}" not in called]:
         sys.exit(
-            f"error: {missing[0]} can't be recomputed, as its parts are called, and not it itself: give it a forward pass"
+            f"error: {missing[0]} can't be recomputed, as it has no forward pass: its parts are called by themselves"
         )
     return cut
 
