@@ -129,6 +129,9 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     _cost("whole modules", exported.step.whole, schedule)
     _cost("in program order", exported.step.in_order, schedule)
     _notes([*exported.step.notes, *filter(None, [exported.offload_note(device_names)])])
+    if schedule.plan is not None and schedule.plan.recomputed:
+        again = ", ".join(schedule.plan.recomputed)
+        note(f"a device map recomputes nothing: let your program call {again} by torch.utils.checkpoint")
 
 
 def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:

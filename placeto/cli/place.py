@@ -75,6 +75,7 @@ def run(arguments: Arguments) -> None:
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
+    from placeto.problem.step.recomputation import recomputable
     from placeto.simulator.threads import set_threads
 
     budget = arguments.budget
@@ -141,9 +142,10 @@ def run(arguments: Arguments) -> None:
         write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
     note_unmeasured(result.problem)
     if missing := missing_memory(schedule):
-        note(
+        told = (
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
         )
+        note(told + ("; `placeto plan` also recomputes blocks" if recomputable(schedule.problem.graph) else ""))
 
 
 def _find_placer(arguments: Arguments) -> tuple[str, Placer]:

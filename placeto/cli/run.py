@@ -120,6 +120,11 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     from placeto.runtime.transport.sums import in_lists
 
     options, file = as_planned(path, arguments.factory, None, arguments.options), load_placement(path)
+    if file.plan is not None and file.plan.get("recomputed"):
+        raise UsageError(
+            f"{path}: it recomputes modules for the backward pass, which Placeto's own runtime can't: give a pipeline "
+            f"as --plan {path}; else let the FACTORY call them by torch.utils.checkpoint, and place again"
+        )
     devices = open_devices(arguments.devices)
     _, module, inputs, loss, targets = user_step(arguments.factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}

@@ -166,7 +166,7 @@ class PlannedStep:
     @cached_property
     def recomputed(self) -> str:
         """Which activations are computed again for the backward pass, such as "5 of 22 blocks"; "" if none are."""
-        graph = self.result.problem.graph
+        graph = (self.placement or self.result).problem.graph
         if self.plan is not None and (count := len(self.plan.recomputed)):
             return f"{count} of {count + len(recomputable(graph))} blocks"
         return CHECKPOINTED if RECOMPUTATION in graph.passes else ""

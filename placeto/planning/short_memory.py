@@ -42,7 +42,7 @@ def ways_that_fit(
 ) -> list[PlannedStep]:
     """Return ways that fit since they recompute blocks; those that can't be the best of their kind are left out.
 
-    If nothing fits in any way, return those that recompute all blocks, which lack the least memory.
+    If nothing fits at all, return ways that recompute all blocks, which lack the least.
 
     Args:
         problems: the step, by its number of micro-batches.
@@ -52,7 +52,7 @@ def ways_that_fit(
         keep: by number of micro-batches: whether a plan counts.
     """
     steps = [*found]
-    best, ways, unfit = dict[Kind, float](), list[PlannedStep](), list[PlannedStep]()
+    best, ways, lacking = dict[Kind, float](), list[PlannedStep](), list[PlannedStep]()
     tried = [
         (step.step_us, step.kind, way) for step in steps if not step.fits and (way := _fewest(problems, step, batch))
     ]
@@ -64,10 +64,10 @@ def ways_that_fit(
         best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
     for least_us, kind, make in sorted(tried, key=itemgetter(0)):
         if least_us < best.get(kind, math.inf) and (made := make()) is not None:
-            (ways if made.fits else unfit).append(made)
+            (ways if made.fits else lacking).append(made)
             if made.fits:
                 best[kind] = min(made.step_us, best.get(kind, math.inf))
-    return ways if best else unfit
+    return ways if best else lacking
 
 
 def _fewest(problems: Mapping[int, PlacementProblem], step: PlannedStep, batch: int) -> Way | None:

@@ -1,6 +1,8 @@
 """A model is cut into stages that torch can run: each reads from the stage before it, and computes the same."""
 
 import copy
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import compress
@@ -249,3 +251,51 @@ def test_tables_are_made_on_the_device_of_the_stage() -> None:
         stage = cut.get_stage_module(number).to("meta")
         torch_cut.compiled(stage, torch.device("meta"))
         assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_stages_run_the_recomputed_blocks_twice_and_keep_their_inputs_alone() -> None:
+    parts = [(nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 8)) for _ in range(4)]
+    model = nn.Sequential(*(nn.Sequential(*block) for block in parts))
+    x, again = torch.rand(4, 8), ["0", "2"]
+    plan = {"split_points": [["2", "beginning"]], "recomputed": again}
+    cut = torch_cut.stages_of(OfTensors(copy.deepcopy(model), [x]), [x], plan)
+    runs, made, value = Counter[str](), dict[str, Any](), x
+    for stage in (cut.get_stage_module(0), cut.get_stage_module(1)):
+        torch_cut.compiled(stage, torch.device("cpu"))
+        torch_cut.recomputing(stage, again)
+        for path, module in stage.named_modules():
+            if path.endswith(".1") and path != "model.1":  # the Tanh of a block, whose result is saved
+
+                def count(module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
+                    runs[path] += 1
+                    made[path] = weakref.ref(output)
+
+                module.register_forward_hook(count)
+        value = stage(value)
+    assert runs == dict.fromkeys([f"model.{block}.1" for block in range(4)], 1)
+    assert [path for path in made if made[path]() is None] == ["model.0.1", "model.2.1"]
+    value.square().sum().backward()
+    assert runs == {"model.0.1": 2, "model.1.1": 1, "model.2.1": 2, "model.3.1": 1}
+    model(x).square().sum().backward()
+    found = dict(cut.split_gm.named_parameters())
+    for path, parameter in model.named_parameters():
+        (mine,) = [found[name] for name in found if name.endswith(f"model.{path}")]
+        assert torch.equal(mine.grad, parameter.grad)
+    statistics = dict(cut.split_gm.named_buffers())
+    for path, buffer in model.named_buffers():
+        assert all(torch.equal(statistics[name], buffer) for name in statistics if name.endswith(f"model.{path}")), path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_list_of_modules_cannot_be_recomputed() -> None:
+    blocks = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)}) for _ in range(2))
+
+    def forward(made: Any, x: Tensor) -> Tensor:
+        for block in made.blocks:
+            x = block["two"](block["one"](x).tanh())
+        return x
+
+    plan = {"split_points": [["blocks.1.one", "beginning"]], "recomputed": ["blocks.0"]}
+    with pytest.raises(SystemExit, match=r"blocks\.0 can't be recomputed, as it has no forward pass"):
+        torch_cut.stages_of(OfTensors(Made(forward, blocks=blocks), [torch.rand(4, 8)]), [torch.rand(4, 8)], plan)

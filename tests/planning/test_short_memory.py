@@ -10,12 +10,14 @@ from torch import nn
 from placeto.capture import capture_training
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
+from placeto.heuristics.plans import make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
 from placeto.planning.single_ways import one_device, replicas_of
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.layers import layers
 from placeto.problem.step.recomputation import recomputable
 from tests.captures import square
 from tests.problem.step.test_recomputation import Block
@@ -81,6 +83,26 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
             )
             assert not less.fits
             assert less.step_us < step.step_us
+
+
+def test_where_nothing_fits_all_blocks_are_recomputed() -> None:
+    found = planned(int(0.3 * needed()))
+    assert not found.best.fits
+    assert found.best.recomputed == f"{BLOCKS} of {BLOCKS} blocks"
+    assert f"None of these fits: {found.best.name} lacks the least" in found.advice()
+
+
+def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(3)))
+    problem = PlacementProblem(
+        capture_training(model, [torch.empty(BATCH, 64)], square, micro_batches=4), limited(10**12)
+    )
+    number = layers(problem, False).number
+    first, inner = (int(number[graph.index[f"1.{place}/addmm"]]) for place in (0, 2))
+    for border, refusal in (first, ""), (inner, "it recomputes 1 as a whole, and cuts it into two stages"):
+        plan = replace(make_plan(problem, ((0,), (1,)), (border,)), recomputed=("1",))
+        assert plan.refusal(plan.step(problem)).startswith(refusal)
+        assert bool(plan.refusal(plan.step(problem))) == bool(refusal)
 
 
 def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: pytest.TempPathFactory) -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import attrgetter, getitem
@@ -220,6 +222,11 @@ def stages_of(model: nn.Module, tensors: list[Tensor], plan: dict[str, Any]) -> 
                 if isinstance(value := end.meta.get("val"), Tensor):
                     end.meta["val"] = value.contiguous()
     check_neighbours(cut)
+    called = {path for stage in cut.split_gm.children() for path in _called(stage)}
+    if missing := [path for path in plan.get("recomputed", ()) if f"model.{path}" not in called]:
+        sys.exit(
+            f"error: {missing[0]} can't be recomputed, as it has no forward pass: its parts are called by themselves"
+        )
     return cut
 
 
@@ -268,8 +275,36 @@ def compiled(stage: nn.Module, device: torch.device) -> None:
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]
 
 
+def _called(stage: nn.Module) -> list[str]:
+    """Return the paths of the modules of a stage that are called, which lists of modules aren't."""
+    return [
+        f"{path}.{node.target}".removeprefix(".")
+        for path, module in stage.named_modules()
+        for node in getattr(module, "graph", Graph()).nodes
+        if node.op == "call_module"
+    ]
+
+
 def recomputing(stage: nn.Module, modules: list[str]) -> None:
     """Let those of the modules that are in a stage keep their inputs alone, and compute all else again when needed."""
     for path, module in stage.named_modules():
         if path.removeprefix("model.") in modules:
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+            contexts = partial(_contexts, [*module.buffers()])
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _contexts(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts in which a module is run at first, and again."""
+    return nullcontext(), _unchanged(buffers)
+
+
+@contextmanager
+def _unchanged(buffers: list[Tensor]) -> Iterator[None]:
+    """A context at whose end buffers are as before, so that the statistics of norms count each micro-batch once."""
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)

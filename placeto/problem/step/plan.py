@@ -25,7 +25,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
-from placeto.problem.step.recomputation import recomputed
+from placeto.problem.step.recomputation import block_of, recomputed
 
 Stages = tuple[tuple[int, ...], ...]
 """(P, R) the devices of each stage; stages may have different numbers of them."""
@@ -236,7 +236,18 @@ class Plan:
             return ""
         if tool == "torchtitan" and not (self.in_turns or self.goes_back):
             return f"its stages don't go over the devices {again}, or once back, as those of {name} do: {by}"
-        return self.layers(problem).borders.refusal(self.borders)
+        return self.layers(problem).borders.refusal(self.borders) or self._cut_block(problem)
+
+    def _cut_block(self, problem: PlacementProblem) -> str:
+        """Return a sentence on a recomputed block of which several stages have a part; "" if there is none."""
+        borders = self.layers(problem).borders
+        places = [borders.border[first - 1].place for first in self.borders]
+        stage = np.searchsorted(places, np.arange(len(borders.program)), side="right")
+        of_op = block_of(problem.graph, self.recomputed)[borders.program]
+        for number, path in enumerate(self.recomputed):
+            if len(np.unique(stage[of_op == number])) > 1:
+                return f"it recomputes {path} as a whole, and cuts it into two stages: plan this step anew"
+        return ""
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
         """(N,) device of each op.

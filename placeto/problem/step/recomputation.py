@@ -9,8 +9,9 @@ Legend: N ops, B blocks, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,11 +21,23 @@ from placeto.errors import PlanError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import BACKWARD_PASSES, TENSORS
 from placeto.problem.graph.memory_fields import NOT_HELD
-from placeto.problem.graph.module_paths import around, unit_of
+from placeto.problem.graph.module_paths import around
 from placeto.problem.graph.op_columns import taken
-from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans
+from placeto.problem.step.forward_pass import ModuleSpan, before_loss, call_of, in_first, in_forward, module_spans
 
 RECOMPUTATION = "recomputation"
+_SAVE_NOTHING = {
+    "aten.add",
+    "aten.sub",
+    "aten.neg",
+    "aten.cat",
+    "aten.stack",
+    "aten.clone",
+    "aten._to_copy",
+    "aten.sum",
+    "aten.mean",
+}
+"""Types of ops whose backward pass reads no tensor of the forward pass."""
 
 
 @lru_cache(maxsize=16)
@@ -89,14 +102,21 @@ class _Recomputed:
         for edge in np.flatnonzero(self.forward[src] & within[src] & self.backward[dst] & within[dst]).tolist():
             saved.setdefault(int(graph.micro_batches[dst[edge]]), []).append(edge)
         reading = np.flatnonzero((self.tensor | self.forward)[src] & self.backward[dst] & within[dst])
+        program = np.flatnonzero(self.forward & within)
         for micro_batch, edges in saved.items():
-            begin = int(dst[reading[graph.micro_batches[dst[reading]] == micro_batch]].min())
-            last = int(dst[edges].max())
-            needed, pending = set[int](), [int(src[edge]) for edge in edges]
+            read = reading[graph.micro_batches[dst[reading]] == micro_batch]
+            begin, last = int(dst[read].min()), int(dst[edges].max())
+            ran = program[graph.micro_batches[program] == micro_batch]
+            end = self._end(ran, read)
+            needed = set[int](ran[ran < end].tolist())
+            pending = [int(src[edge]) for edge in edges] + [
+                s for op in ran[ran <= end].tolist() for s in graph.reads[op]
+            ]
             while pending:
-                if (op := pending.pop()) not in needed:
+                op = pending.pop()
+                if self.forward[op] and within[op] and op not in needed:
                     needed.add(op)
-                    pending += [source for source in graph.reads[op] if self.forward[source] and within[source]]
+                    pending += graph.reads[op]
             for op in self._in_order(needed, micro_batch):
                 self.copy[op, micro_batch] = graph.num_ops + len(self.copies)
                 self.copies.append((op, micro_batch))
@@ -108,6 +128,29 @@ class _Recomputed:
                 if not needed.intersection(graph.reads[op]):
                     self.awaited[self.copy[op, micro_batch]] = self._gradient(begin, micro_batch)
             self.redirected |= {edge: (int(src[edge]), micro_batch) for edge in edges}
+
+    def _end(self, ran: np.ndarray, read: np.ndarray) -> int:
+        """The op before which a block has computed again all that its backward pass reads.
+
+        torch stops there. An op saves a tensor for its backward pass: one that it reads, before it runs, or one that it
+        makes. Its backward pass belongs to the same module.
+
+        Args:
+            ran: ops of the block in the forward pass of a micro-batch, in program order.
+            read: edges from kept tensors to the block's backward pass of this micro-batch.
+        """
+        graph, readers = self.one, dict[tuple[int, str], int]()
+        for op in ran.tolist():
+            if graph.op_types[op] not in _SAVE_NOTHING:
+                for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
+                    readers[int(graph.edge_tensor[edge]), graph.modules[op]] = op
+        own = {*ran.tolist()}
+        ends = [0]
+        for edge in read.tolist():
+            maker = int(graph.edge_src[edge])
+            saves = readers.get((int(graph.edge_tensor[edge]), graph.modules[graph.edge_dst[edge]]))
+            ends.append(saves if saves is not None else maker + 1 if maker in own else 0)
+        return max(ends)
 
     def _in_order(self, needed: set[int], micro_batch: int) -> list[int]:
         """Ops to recompute in the order of the program; those of no micro-batch, as casts, come before their reader."""
@@ -196,7 +239,7 @@ class _Recomputed:
         What a recomputed block holds for its backward pass is its copy, and its inputs, until it needs no copy.
         """
         one, size = self.one, self.one.num_ops
-        until = one.held_until.copy()
+        until, uncached = one.held_until.copy(), self._uncached()
         for tensor, op in self.inputs.items():
             until[tensor] = max(until[tensor], op)
         until = np.append(until, NOT_HELD)[source]
@@ -207,7 +250,8 @@ class _Recomputed:
             last, made_by = int(until[tensor]), int(maker[tensor])
             if made_by < size:
                 if made_by in again and self.backward[last] and self.block[last] == self.block[made_by]:
-                    held[tensor] = NOT_HELD
+                    kept_for = self.inputs.get(int(source[tensor]), uncached.get(made_by))
+                    held[tensor] = NOT_HELD if kept_for is None else place[kept_for]
             else:
                 micro_batch = self.copies[made_by - size][1]
                 copy = self.copy.get((last, micro_batch))
@@ -215,27 +259,73 @@ class _Recomputed:
                 held[tensor] = held[tensor] if own else NOT_HELD if copy is None else place[copy]
         return held
 
+    def _uncached(self) -> dict[int, int]:
+        """Casts of parameters, which autocast keeps for further readers -> the op at whose end it frees them."""
+        one, casts = self.one, list[int]()
+        for op in np.flatnonzero(self.forward).tolist():
+            if one.op_types[op] == "aten._to_copy" and all(one.op_types[read] in TENSORS for read in one.reads[op]):
+                casts.append(op)
+        until = [int(one.held_until[tensor]) for op in casts for tensor in range(*one.output_ptr[op : op + 2])]
+        ends = [op for op in until if op != NOT_HELD and not self.backward[op]]
+        return dict.fromkeys(casts, max(ends or np.flatnonzero(self.forward).tolist()))
+
 
 @lru_cache(maxsize=16)
 def recomputable(graph: ComputationGraph) -> tuple[str, ...]:
     """Return the modules that can be recomputed each by itself, in program order: blocks of the model, called once.
 
-    A block is the outermost module of a list, such as ``encoder.layers.3``. Blocks that are recomputed already are left
-    out, as are those whose ops stand between those of others, and those that keep no tensor of their own.
+    A block is the outermost module in a list, such as ``encoder.layers.3``. A list in a list is none, as lists aren't
+    called. Blocks are left out that are recomputed already, that keep no tensor of their own, whose ops stand between
+    those of others, or that may call modules of others.
     """
     program = np.flatnonzero(before_loss(graph) & in_first(graph))
-    spans, of_op = module_spans(graph, program), [unit_of(module) for module in graph.modules]
-    again = {of_op[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
+    lists = _lists({graph.modules[op] for op in program.tolist()})
+    spans, of_op = module_spans(graph, program), [_block(module, lists) for module in graph.modules]
+    left_out = {of_op[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
+    left_out |= {_block(caller, lists) for callers in graph.called_in for caller in callers}
     backward = [part in BACKWARD_PASSES for part in graph.passes]
     computed, keeping = set(program.tolist()), set[str]()
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         if src in computed and backward[dst] and of_op[src] == of_op[dst]:
             keeping.add(of_op[src])
+    left_out |= _beside_shared(graph, program, of_op)
     return tuple(
         path
         for path in dict.fromkeys(of_op[op] for op in program.tolist())
-        if path.rpartition(".")[2].isdigit() and path in keeping - again and _called_once(spans[path])
+        if path and path in keeping - left_out and _called_once(spans[path])
     )
+
+
+def _beside_shared(graph: ComputationGraph, program: np.ndarray, block: Sequence[str]) -> set[str]:
+    """Blocks that begin or end at a call of a module with parameters that is called several times, maybe by others.
+
+    Args:
+        graph: captured.
+        program: (F,) the ops of a micro-batch's forward pass in program order.
+        block: (N,) the block of each op.
+    """
+    with_tensors = {module for module, kind in zip(graph.modules, graph.op_types, strict=True) if kind in TENSORS}
+    again = {graph.modules[op] for op in program.tolist() if call_of(graph, op)} & with_tensors
+    return {
+        block[op]
+        for pair in pairwise(program.tolist())
+        for op in pair
+        if len({block[each] for each in pair}) > 1 and again & {graph.modules[each] for each in pair}
+    }
+
+
+def _lists(computing: Set[str]) -> set[str]:
+    """Paths that may be lists of modules: nothing is computed but in numbered modules inside them."""
+    inner = {path: set[str]() for module in computing for path in around(module)}
+    for path in inner:
+        parent, _, name = path.rpartition(".")
+        inner.get(parent, set()).add(name)
+    return {path for path, names in inner.items() if path not in computing and all(name.isdigit() for name in names)}
+
+
+def _block(module: str, lists: Set[str]) -> str:
+    """The block in which a module is; "" if it is in none."""
+    return next((path for path in around(module) if path.rpartition(".")[2].isdigit() and path not in lists), "")
 
 
 def _called_once(span: ModuleSpan) -> bool:

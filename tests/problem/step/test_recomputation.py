@@ -19,7 +19,7 @@ from placeto.problem.step.recomputation import RECOMPUTATION, recomputable, reco
 from placeto.simulator.schedule import Schedule, simulate
 from tests.capture.steps import Step
 from tests.capture.zoo import ZOO
-from tests.captures import chained, linears, square
+from tests.captures import Made, chained, linears, square
 
 MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whisper"
 CLUSTER = load_cluster("2xv100")
@@ -97,6 +97,69 @@ def test_some_blocks_are_recomputed_as_torch_does(count: int, precision: str, dr
     before, after = on_one(graph, "list"), on_one(mine, "list")
     assert after.peak_memory[0] < before.peak_memory[0]
     assert after.makespan_us > before.makespan_us
+
+
+class Adapted(Block):
+    """A frozen block beside two small trained layers."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.requires_grad_(False)
+        self.small, self.back = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.back(self.small(x))
+
+
+class Experts(nn.Module):
+    """Gated layers, whose outputs are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(64, 3), nn.ModuleList(linears(3, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.gate(x).softmax(-1)
+        outputs = [share[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts)]
+        return x + outputs[0] + outputs[1] + outputs[2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("block", [Adapted, Experts])
+def test_a_block_runs_again_as_far_as_torch_runs_it(block: type[nn.Module], count: int) -> None:
+    """That is, up to the last tensor that is saved, with what no saved tensor depends on."""
+    step = Step(nn.Sequential(nn.Linear(64, 64), *(block() for _ in range(3))), [torch.randn(64, 64)], square)
+    graph = captured(step, count)
+    assert recomputable(graph) == ("1", "2", "3")
+    for blocks in (("1", "3"), ("1", "2", "3")):
+        assert_like_torch(recomputed(graph, blocks), captured(step, count, blocks))
+
+
+def test_what_a_block_makes_is_kept_as_the_input_of_the_next() -> None:
+    step = Step(
+        nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)), nn.Linear(64, 64)), [], square
+    )
+    step = step._replace(inputs=[torch.randn(64, 64)])
+    graph, blocks = captured(step, 2), ("0", "1", "2", "3")
+    assert_like_torch(recomputed(graph, blocks), captured(step, 2, blocks))
+
+
+def test_lists_in_lists_are_no_blocks() -> None:
+    blocks = nn.ModuleList(nn.ModuleList(Block(0.0) for _ in range(2)) for _ in range(2))
+    model = Made(
+        lambda made, x: made.blocks[1][1](made.blocks[1][0](made.blocks[0][1](made.blocks[0][0](x)))), blocks=blocks
+    )
+    graph = captured(Step(model, [torch.randn(64, 64)], square), 1)
+    assert recomputable(graph) == ("blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1")
+
+
+def test_blocks_that_share_a_module_are_left_out() -> None:
+    shared, others = nn.Linear(64, 64), linears(2, 64)
+    blocks = [
+        Made(lambda made, x: made.other(made.shared(x).tanh()).tanh(), shared=shared, other=each) for each in others
+    ]
+    graph = captured(Step(nn.Sequential(*blocks, Block(0.0)), [torch.randn(64, 64)], square), 2)
+    assert recomputable(graph) == ("2",)
 
 
 def test_copies_wait_for_the_gradient_of_their_block() -> None:
