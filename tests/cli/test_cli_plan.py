@@ -204,6 +204,6 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
         advice = next(line for line in rest if line.startswith(("Use ", "None of these fits")))
         answers.append((advice.startswith("Use "), ", recomputing " in advice))
         assert (" fits" in fits.splitlines()[-1]) == answers[-1][0]
-    assert answers == [(True, False), (True, False), (True, True), (False, True)], advice
+    assert answers == [(True, False), (True, True), (True, True), (False, True)], advice
     assert "Not tried: " in advice
     assert "checkpoints" not in advice

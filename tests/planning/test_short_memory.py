@@ -98,7 +98,7 @@ def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
         capture_training(model, [torch.empty(BATCH, 64)], square, micro_batches=4), limited(10**12)
     )
     number = layers(problem, False).number
-    first, inner = (int(number[graph.index[f"1.{place}/addmm"]]) for place in (0, 2))
+    first, inner = (int(number[problem.graph.index[f"1.{place}/addmm"]]) for place in (0, 2))
     for border, refusal in (first, ""), (inner, "it recomputes 1 as a whole, and cuts it into two stages"):
         plan = replace(make_plan(problem, ((0,), (1,)), (border,)), recomputed=("1",))
         assert plan.refusal(plan.step(problem)).startswith(refusal)
