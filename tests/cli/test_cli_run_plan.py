@@ -126,3 +126,12 @@ def test_a_plan_without_micro_batches_is_no_pipeline(capsys: pytest.CaptureFixtu
     assert re.search(
         r"whole\.json: its way is [\w ]+, which is no pipeline of micro-batches: run it with [\w ]+, or", message
     )
+
+
+def test_plans_that_recompute_are_run_by_torch_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(Path("plan.json").read_text())
+    document["plan"]["recomputed"] = ["0"]
+    Path("plan.json").write_text(json.dumps(document))
+    message = fails(capsys, "run", *STEP, "--placement", "plan.json", "--devices", "cpu:0,cpu:1")
+    assert "plan.json: it recomputes modules for the backward pass" in message
+    assert "give a pipeline as --plan plan.json" in message
