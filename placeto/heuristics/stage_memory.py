@@ -10,20 +10,24 @@ Legend: B blocks, C cuts, L layers, D devices, P stages, R replicas of a stage, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.plan_chunks import chunk_problem, scheduled
+from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.plan_chunks import chunk_problem
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import before_loss, in_first
-from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, layer_costs
+from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, Part, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import block_of, recomputable, recomputed
+from placeto.simulator.schedule import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,27 @@ class BlockCosts:
         made |= {key: size for key, size in self.again.made.items() if chosen[key[0].layer]}
         return replace(self.keep, busy_us=busy, made=made)
 
+    def as_run(self, plan: Plan) -> LayerCosts:
+        """The costs of layers as tools run a plan: if a stage recomputes blocks, its gradients of weights don't wait.
+
+        Those of the first stage don't either: see `placeto.simulator.tool_steps.chunk_order`.
+        """
+        costs, joined = self.of(plan.recomputed), np.zeros(len(self.block), bool)
+        for first, end in pairwise((0, *plan.borders, plan.num_layers)):
+            if first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end)):
+                joined[first:end] = True
+        busy, made = costs.busy_us.copy(), Counter[tuple[Part, frozenset[Part]]]()
+        busy[INPUTS, joined] += busy[WEIGHTS, joined]
+        busy[WEIGHTS, joined] = 0.0
+        for (maker, readers), size in costs.made.items():
+            if maker.kind == FORWARD:
+                readers = frozenset(
+                    Part(INPUTS, reader.layer) if reader.kind == WEIGHTS and joined[reader.layer] else reader
+                    for reader in readers
+                )
+            made[maker, readers] += size
+        return replace(costs, busy_us=busy, made=dict(made))
+
     def within(self, first: int, end: int) -> list[int]:
         """The blocks whose layers all lie between two cuts."""
         return [number for number in dict.fromkeys(self.block[first:end].tolist()) if number >= 0]
@@ -71,6 +96,28 @@ class BlockCosts:
             return plan if not plan.borders else None
         near = [int(self.cuts[np.abs(self.cuts - border).argmin()]) for border in plan.borders]
         return plan.recut(near) if len({*near}) == len(near) else None
+
+    def near(self, plan: Plan) -> Iterator[Plan]:
+        """Yield plans with one block more or less recomputed in a stage, or with a border at the next cut."""
+        cuts, ends = self.cuts.tolist(), (0, *plan.borders, plan.num_layers)
+        again = [
+            sum(self.paths[block] in plan.recomputed for block in self.within(*stage)) for stage in pairwise(ends)
+        ]
+        for stage, count in enumerate(again):
+            for changed in (count - 1, count + 1):
+                if 0 <= changed <= len(self.within(*ends[stage : stage + 2])):
+                    yield self.recomputing(plan, (*again[:stage], changed, *again[stage + 1 :]))
+        for border, place in enumerate(plan.borders):
+            for cut in (cuts.index(place) - 1, cuts.index(place) + 1):
+                if 0 <= cut < len(cuts) and ends[border] < cuts[cut] < ends[border + 2]:
+                    borders = (*plan.borders[:border], cuts[cut], *plan.borders[border + 1 :])
+                    yield self.recomputing(plan.recut(borders), again)
+
+    def recomputing(self, plan: Plan, counts: Sequence[int]) -> Plan:
+        """The plan in which each stage recomputes its first blocks, `counts` (P,) of them."""
+        stages = zip(pairwise((0, *plan.borders, plan.num_layers)), counts, strict=True)
+        blocks = [block for ends, count in stages for block in self.within(*ends)[:count]]
+        return replace(plan, recomputed=tuple(self.paths[block] for block in blocks))
 
     def _of_blocks(self, of_layer: np.ndarray) -> np.ndarray:
         inside = self.block >= 0
@@ -188,28 +235,48 @@ class _Program:
         return None if need + largest > room else (float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum()), chosen)
 
 
-def fitted_by_chunks(
-    problem: PlacementProblem, costs: BlockCosts, plan: Plan, orders: Sequence[str]
-) -> tuple[float, Plan] | None:
-    """Let a plan recompute further blocks until its chunks fit; return their makespan in us, and the plan.
+class Fitted(NamedTuple):
+    """A plan whose chunks were simulated."""
 
-    Returns None if they don't fit even if all blocks of the fullest devices are recomputed.
+    lacking: float  # the sum over devices of the memory that they lack, as a share of theirs
+    us: float
+    peak: np.ndarray  # (D,) bytes
+    plan: Plan
 
-    Args:
-        problem: the problem of the step.
-        costs: of its blocks.
-        plan: a plan whose stages begin at cuts.
-        orders: static orders; the best of them counts.
-    """
-    while True:
-        us, ran = scheduled(*chunk_problem(problem, plan, costs.of(plan.recomputed)), orders)
-        lacking = ran.peak_memory - problem.cluster.memory
-        if (lacking <= 0).all():
-            return us, plan
-        more = with_more_blocks(costs, plan, lacking)
+
+def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Simulate the chunks of a plan in the order in which they fit best into `memory` (D,), and then are fastest."""
+    chunks, placement = chunk_problem(problem, plan, costs.as_run(plan))
+    found = list[Fitted]()
+    for defer, falling in product((True, False), (False, True)):
+        for order in bounded_orders(chunks, placement, defer, falling):
+            ran = simulate(chunks, placement, order=order)
+            lacking = float(np.maximum(0.0, ran.peak_memory / memory - 1.0).sum())
+            found.append(Fitted(lacking, ran.makespan_us, ran.peak_memory, plan))
+    return min(found, key=lambda each: each[:2])
+
+
+def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Let a plan recompute further blocks until its chunks fit into `memory` (D,), if they can."""
+    while (fitted := by_chunks(problem, costs, plan, memory)).lacking > 0.0:
+        more = with_more_blocks(costs, plan, fitted.peak - memory)
         if more == plan:
-            return None
+            break
         plan = more
+    return fitted
+
+
+def improved_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster."""
+    best, tried, better = by_chunks(problem, costs, plan, memory), {plan}, True
+    while better:
+        better = False
+        for near in costs.near(best.plan):
+            if near not in tried:
+                tried.add(near)
+                if (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
+                    best, better = fitted, True
+    return best
 
 
 def with_more_blocks(costs: BlockCosts, plan: Plan, lacking: np.ndarray) -> Plan:

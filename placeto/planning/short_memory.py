@@ -13,10 +13,15 @@ from operator import itemgetter
 
 import numpy as np
 
-from placeto.heuristics.order_choice import orders_to_try
-from placeto.heuristics.plans import FIRST_ORDERS, all_plans, make_plan, parts_to_plan
+from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
 from placeto.heuristics.rules import device_speeds
-from placeto.heuristics.stage_memory import BlockCosts, block_costs, fitted_by_chunks, fitting_stages, with_more_blocks
+from placeto.heuristics.stage_memory import (
+    BlockCosts,
+    block_costs,
+    fitted_by_chunks,
+    fitting_stages,
+    improved_by_chunks,
+)
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, kind_of
 from placeto.planning.single_ways import in_order, one_device, replicas_of
 from placeto.problem.problem import PlacementProblem
@@ -109,13 +114,13 @@ def _pipelines(
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
-    orders = [*(name for name in FIRST_ORDERS if name in orders_to_try(problem)), "1f1b"]
     seen = set[Plan]()
     for plan in _candidates(problem, costs):
         if plan not in seen and keep[count](plan):
             seen.add(plan)
-            if (fitted := fitted_by_chunks(problem, costs, plan, orders)) is not None:
-                yield fitted[0], problem, fitted[1]
+            fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
+            if fitted.lacking == 0.0:
+                yield fitted.us, problem, fitted.plan
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
@@ -148,17 +153,22 @@ def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
 
 
 def _repaired(problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None) -> PlannedStep | None:
-    """Return a pipeline with as many recomputed blocks as its ops need to fit; None if they never do."""
-    costs = block_costs(problem)
+    """Return the fastest way of those near a pipeline that fit; None if none fits.
+
+    Chunks need about as much memory as ops. By how much they differ is known from the ops of the plans before.
+    """
+    costs, best, tried = block_costs(problem), None, set[Plan]()
     assert costs is not None
+    memory = problem.cluster.memory.astype(float)
     for _ in range(_REPAIRS):
+        fitted = improved_by_chunks(problem, costs, plan, memory)
+        if fitted.plan in tried:
+            break
+        tried.add(plan := fitted.plan)
         if not (made := in_order(problem, plan, batch, runnable_by, lambda moved: False)):
-            return None
+            break
         (step,) = made
-        if step.fits:
-            return step
-        more = with_more_blocks(costs, plan, step.schedule.peak_memory - problem.cluster.memory)
-        if more == plan:
-            return None
-        plan = more
-    return None
+        if step.fits and (best is None or step.step_us < best.step_us):
+            best = step
+        memory = problem.cluster.memory * np.clip(fitted.peak / step.schedule.peak_memory, 0.5, 2.0)
+    return best
