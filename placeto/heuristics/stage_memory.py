@@ -27,7 +27,7 @@ from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCost
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import block_of, recomputable, recomputed
-from placeto.simulator.schedule import simulate
+from placeto.simulator.schedule import Schedule, simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,14 +66,9 @@ class BlockCosts:
         return replace(self.keep, busy_us=busy, made=made)
 
     def as_run(self, plan: Plan) -> LayerCosts:
-        """The costs of layers as tools run a plan: if a stage recomputes blocks, its gradients of weights don't wait.
-
-        Those of the first stage don't either: see `placeto.simulator.tool_steps.chunk_order`.
-        """
-        costs, joined = self.of(plan.recomputed), np.zeros(len(self.block), bool)
-        for first, end in pairwise((0, *plan.borders, plan.num_layers)):
-            if first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end)):
-                joined[first:end] = True
+        """The costs of layers as tools run a plan: gradients of weights of stages that are `joined` don't wait."""
+        costs, sizes = self.of(plan.recomputed), np.diff((0, *plan.borders, plan.num_layers))
+        joined = np.repeat(self.joined(plan), sizes)
         busy, made = costs.busy_us.copy(), Counter[tuple[Part, frozenset[Part]]]()
         busy[INPUTS, joined] += busy[WEIGHTS, joined]
         busy[WEIGHTS, joined] = 0.0
@@ -85,6 +80,15 @@ class BlockCosts:
                 )
             made[maker, readers] += size
         return replace(costs, busy_us=busy, made=dict(made))
+
+    def joined(self, plan: Plan) -> list[bool]:
+        """(P,) whether a tool computes gradients of weights with those of inputs: in the first stage, and where a stage
+        recomputes blocks; see `placeto.simulator.tool_steps.chunk_order`.
+        """
+        return [
+            first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
+            for first, end in pairwise((0, *plan.borders, plan.num_layers))
+        ]
 
     def within(self, first: int, end: int) -> list[int]:
         """The blocks whose layers all lie between two cuts."""
@@ -100,9 +104,7 @@ class BlockCosts:
     def near(self, plan: Plan) -> Iterator[Plan]:
         """Yield plans with one block more or less recomputed in a stage, or with a border at the next cut."""
         cuts, ends = self.cuts.tolist(), (0, *plan.borders, plan.num_layers)
-        again = [
-            sum(self.paths[block] in plan.recomputed for block in self.within(*stage)) for stage in pairwise(ends)
-        ]
+        again = [sum(self.paths[block] in plan.recomputed for block in self.within(*stage)) for stage in pairwise(ends)]
         for stage, count in enumerate(again):
             for changed in (count - 1, count + 1):
                 if 0 <= changed <= len(self.within(*ends[stage : stage + 2])):
@@ -240,7 +242,7 @@ class Fitted(NamedTuple):
 
     lacking: float  # the sum over devices of the memory that they lack, as a share of theirs
     us: float
-    peak: np.ndarray  # (D,) bytes
+    chunks: Schedule
     plan: Plan
 
 
@@ -252,14 +254,14 @@ def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: 
         for order in bounded_orders(chunks, placement, defer, falling):
             ran = simulate(chunks, placement, order=order)
             lacking = float(np.maximum(0.0, ran.peak_memory / memory - 1.0).sum())
-            found.append(Fitted(lacking, ran.makespan_us, ran.peak_memory, plan))
+            found.append(Fitted(lacking, ran.makespan_us, ran, plan))
     return min(found, key=lambda each: each[:2])
 
 
 def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
     """Let a plan recompute further blocks until its chunks fit into `memory` (D,), if they can."""
     while (fitted := by_chunks(problem, costs, plan, memory)).lacking > 0.0:
-        more = with_more_blocks(costs, plan, fitted.peak - memory)
+        more = with_more_blocks(costs, plan, fitted.chunks.peak_memory - memory)
         if more == plan:
             break
         plan = more

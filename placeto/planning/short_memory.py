@@ -13,6 +13,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from placeto.heuristics.plan_chunks import order_of_ops
 from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
 from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_memory import (
@@ -30,7 +31,7 @@ from placeto.problem.step.recomputation import recomputable
 
 _TRIED = 4
 """Number of pipelines of each kind whose ops are simulated."""
-_REPAIRS = 6
+_REPAIRS = 4
 """How often the blocks of a pipeline are chosen anew, by what its ops have needed."""
 _SURE = 0.95
 """A pipeline's ops take at least this share of the time of its chunks."""
@@ -155,20 +156,22 @@ def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
 def _repaired(problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
 
-    Chunks need about as much memory as ops. By how much they differ is known from the ops of the plans before.
+    Chunks need about as much memory as ops. So the chunks get more memory after a way that fits, and less after others.
     """
-    costs, best, tried = block_costs(problem), None, set[Plan]()
+    costs, best, tried = block_costs(problem), None, dict[Plan, bool]()
     assert costs is not None
     memory = problem.cluster.memory.astype(float)
+    low, high = 0.8 * memory, 1.25 * memory
     for _ in range(_REPAIRS):
         fitted = improved_by_chunks(problem, costs, plan, memory)
-        if fitted.plan in tried:
-            break
-        tried.add(plan := fitted.plan)
-        if not (made := in_order(problem, plan, batch, runnable_by, lambda moved: False)):
-            break
-        (step,) = made
-        if step.fits and (best is None or step.step_us < best.step_us):
-            best = step
-        memory = problem.cluster.memory * np.clip(fitted.peak / step.schedule.peak_memory, 0.5, 2.0)
+        if fitted.plan not in tried:
+            order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
+            if not (made := in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)):
+                break
+            (step,) = made
+            tried[fitted.plan] = step.fits
+            if step.fits and (best is None or step.step_us < best.step_us):
+                best, plan = step, fitted.plan
+        low, high = (memory, high) if tried[fitted.plan] else (low, memory)
+        memory = (low + high) / 2.0
     return best
