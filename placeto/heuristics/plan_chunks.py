@@ -170,13 +170,10 @@ def order_of_ops(problem: PlacementProblem, plan: Plan, chunks: Schedule, joined
     weights = backward & ~waited_for(graph, stage, backward) & ~np.array(joined)[stage]
     kind = np.where(weights, WEIGHTS, np.where(backward, INPUTS, FORWARD))
     begins = dict(zip(chunks.problem.graph.op_names, chunks.start_us.tolist(), strict=False))
-    at = np.zeros(graph.num_ops)
-    own = graph.micro_batches != NO_MICRO_BATCH
-    names = zip(stage[own].tolist(), kind[own].tolist(), graph.micro_batches[own].tolist(), strict=True)
-    at[own] = [begins[_NAME.format(*name)] for name in names]
+    names = zip(stage.tolist(), kind.tolist(), graph.micro_batches.tolist(), strict=True)
+    at = [begins.get(_NAME.format(*name), -1.0) for name in names]
     for op in graph.topological_order.tolist():  # a sum of gradients comes after its last term
-        if not own[op]:
-            at[op] = max((at[source] for source in graph.reads[op]), default=-1.0)
+        at[op] = max((at[op], *(at[source] for source in graph.reads[op])))
     order = np.lexsort((np.argsort(graph.topological_order), at))
     placement = plan.placement(problem)
     return order_of_lists(graph, [order[placement[order] == device].tolist() for device in range(problem.num_devices)])

@@ -26,8 +26,10 @@ from placeto.problem.step.forward_pass import before_loss, in_first
 from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, Part, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
-from placeto.problem.step.recomputation import block_of, recomputable, recomputed
+from placeto.problem.step.recomputation import RECOMPUTATION, block_of, recomputable, recomputed
 from placeto.simulator.schedule import Schedule, simulate
+
+_MOST_CUTS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class BlockCosts:
 
     paths: tuple[str, ...]  # (B,) the blocks, in program order
     block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
+    recomputes: np.ndarray  # (L,) bool, layers in which the model itself recomputes something
     cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
     crossing: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
     keep: LayerCosts  # if no block is recomputed
@@ -86,7 +89,9 @@ class BlockCosts:
         recomputes blocks; see `placeto.simulator.tool_steps.chunk_order`.
         """
         return [
-            first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
+            first == 0
+            or bool(self.recomputes[first:end].any())
+            or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
             for first, end in pairwise((0, *plan.borders, plan.num_layers))
         ]
 
@@ -128,10 +133,11 @@ class BlockCosts:
 
 @lru_cache(maxsize=16)
 def block_costs(problem: PlacementProblem) -> BlockCosts | None:
-    """Return the costs of a step's blocks; None if it has none that can be recomputed; cached."""
-    graph = problem.graph
-    if not (paths := recomputable(graph)):
-        return None
+    """Return the costs of a step's blocks, of which there may be none.
+
+    Return None if the step has other layers when its blocks are recomputed.
+    """
+    graph, paths = problem.graph, recomputable(problem.graph)
     cut, again = layers(problem, False), replace(problem, graph=recomputed(graph, paths))
     if len(layers(again, False)) != len(cut):
         return None
@@ -144,8 +150,13 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
             block[own.min() : own.max() + 1] = place
             cuttable[own.min() + 1 : own.max() + 1] = False
     cuts = np.flatnonzero(cuttable[1:]) + 1
+    if len(cuts) > _MOST_CUTS:  # those that divide the work most evenly
+        done = cut.work_us.cumsum()[cuts - 1]
+        cuts = cuts[np.unique(np.searchsorted(done, np.linspace(done[0], done[-1], _MOST_CUTS)))]
     keep = layer_costs(problem, False)
-    return BlockCosts(paths, block, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
+    recomputes = np.zeros(len(cut), bool)
+    recomputes[cut.number[[part == RECOMPUTATION for part in graph.passes]]] = True
+    return BlockCosts(paths, block, recomputes, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
 
 
 def _kept(costs: LayerCosts) -> np.ndarray:

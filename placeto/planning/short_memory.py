@@ -62,8 +62,8 @@ def ways_that_fit(
     ]
     ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
     for kind in PIPELINES:
-        for us, problem, plan in [each for each in ranked if kind_of(each[2]) == kind][:_TRIED]:
-            tried.append((_SURE * us, kind, partial(_repaired, problem, plan, batch, runnable_by)))
+        for us, problem, costs, plan in [each for each in ranked if kind_of(each[-1]) == kind][:_TRIED]:
+            tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by)))
     for step in (step for step in steps if step.fits):
         best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
     for least_us, kind, make in sorted(tried, key=itemgetter(0)):
@@ -110,8 +110,8 @@ def fewest_blocks(way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[st
 
 def _pipelines(
     problem: PlacementProblem, keep: Mapping[int, Callable[[Plan], bool]]
-) -> Iterator[tuple[float, PlacementProblem, Plan]]:
-    """Yield pipelines whose chunks fit: their makespan in microseconds, the problem, the plan."""
+) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
+    """Yield pipelines whose chunks fit: their makespan in us, the problem, its blocks, the plan."""
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
@@ -121,7 +121,7 @@ def _pipelines(
             seen.add(plan)
             fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
             if fitted.lacking == 0.0:
-                yield fitted.us, problem, fitted.plan
+                yield fitted.us, problem, costs, fitted.plan
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
@@ -153,13 +153,21 @@ def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
                 yield tuple(tuple(row) for row in grid.tolist())
 
 
-def _repaired(problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None) -> PlannedStep | None:
+def fastest_near(
+    problem: PlacementProblem, costs: BlockCosts, plan: Plan, batch: int, runnable_by: Tool | None
+) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
 
     Chunks need about as much memory as ops. So the chunks get more memory after a way that fits, and less after others.
+
+    Args:
+        problem: the problem of the step, without what the plan recomputes.
+        costs: of its blocks.
+        plan: a pipeline whose stages begin at cuts.
+        batch: number of samples of a step.
+        runnable_by: the tool that is to run the way; None = any.
     """
-    costs, best, tried = block_costs(problem), None, dict[Plan, bool]()
-    assert costs is not None
+    best, tried = None, dict[Plan, bool]()
     memory = problem.cluster.memory.astype(float)
     low, high = 0.8 * memory, 1.25 * memory
     for _ in range(_REPAIRS):

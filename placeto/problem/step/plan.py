@@ -25,7 +25,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
-from placeto.problem.step.recomputation import recomputed
+from placeto.problem.step.recomputation import RECOMPUTATION, recomputed
 
 Stages = tuple[tuple[int, ...], ...]
 """(P, R) the devices of each stage; stages may have different numbers of them."""
@@ -236,7 +236,16 @@ class Plan:
             return ""
         if tool == "torchtitan" and not (self.in_turns or self.goes_back):
             return f"its stages don't go over the devices {again}, or once back, as those of {name} do: {by}"
-        return self.layers(problem).borders.refusal(self.borders)
+        return self.layers(problem).borders.refusal(self.borders) or self._cuts_recomputed(problem)
+
+    def _cuts_recomputed(self, problem: PlacementProblem) -> str:
+        """Return a sentence if a stage begins within a module that is recomputed as a whole; else ""."""
+        graph, stage = problem.graph, self.layers(problem).stage(self.borders)
+        again = np.array([part == RECOMPUTATION for part in graph.passes])
+        src, dst = graph.edge_src, graph.edge_dst
+        if (again[src] & again[dst] & (stage[src] != stage[dst])).any():
+            return "a stage begins within a module that is recomputed, and torch recomputes it as a whole: move borders"
+        return ""
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
         """(N,) device of each op.
