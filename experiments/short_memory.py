@@ -10,17 +10,17 @@ makespans divided by that of the best way without a limit. "-" says that nothing
 
 The second table is about pipelines in eight micro-batches, with one stage on each device. The memory lies between that
 of the best pipeline with all blocks recomputed and of that without recomputation: 0 is the former, 1 the latter. "None"
-and "all" are the best of the plans that are tried without a limit; "none, same search" and "all, same search" are what
-the search finds which chooses borders and blocks, if it may recompute no block, or if all are recomputed. The picture
-shows the same numbers for many sizes of memory.
+is the best of the plans that are tried without a limit. The others are found by the search that chooses borders and
+blocks: if it may recompute no block, if all are recomputed but those in which a stage begins, and if it chooses. All of
+them are simulated as torch runs them. The picture shows the same numbers for many sizes of memory.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -54,7 +54,7 @@ COUNTS = (1, 2, 4, 8, 16)
 PIPELINE_COUNT = 8
 ENOUGH = 10**15
 """Bytes of memory of a device without a limit."""
-BETWEEN = "none", "all", "none, same search", "all, same search", "plan"
+BETWEEN = "none", "none, same search", "all", "plan"
 
 
 def _gpt() -> TrainingStep:
@@ -188,32 +188,28 @@ def limited(row: Limit) -> dict[str, Any]:
     }
 
 
+class _AllBlocks(BlockCosts):
+    """Costs for a search that recomputes all blocks, except those in which a stage begins."""
+
+    def near(self, plan: Plan) -> Iterator[Plan]:
+        """Yield plans with a border at the next cut."""
+        for moved in super().near(plan):
+            yield self.recomputing(moved, [len(self.paths)] * len(moved.devices))
+
+
 def between(row: Between) -> dict[str, Any]:
     """Makespans of pipelines divided by that of the best one without a limit and without recomputation."""
-    problem = problem_of(row.model, PIPELINE_COUNT, row.cluster, ENOUGH)
-    free, least = (fastest(_tried(replace(problem, graph=graph), row)) for graph in _graphs(row))
+    wide = problem_of(row.model, PIPELINE_COUNT, row.cluster, ENOUGH)
+    free, least = fastest(_tried(wide, row)), _searched(wide, _costs(wide, "all"), row)
     assert free is not None
     assert least is not None
     memory = least.used + row.share * (free.used - least.used)
-    none, everything = (PlacementProblem(graph, with_memory(problem.cluster, memory)) for graph in _graphs(row))
-    costs, costs_of_all = block_costs(none), block_costs(everything)
-    assert costs is not None
-    assert costs_of_all is not None
-    no_blocks = replace(costs, paths=(), block=np.full_like(costs.block, -1), again=costs.keep)
-    found = (
-        fastest(_tried(none, row)),
-        fastest(_tried(everything, row)),
-        _searched(none, no_blocks, row),
-        _searched(everything, costs_of_all, row),
-        _searched(none, costs, row),
-    )
-    made = {name: step and step.step_us / free.step_us for name, step in zip(BETWEEN, found, strict=True)}
-    plan = found[-1].plan if found[-1] is not None else None
-    return {**made, "memory": memory, "blocks": len(plan.recomputed) if plan else 0, "of": len(costs.paths)}
-
-
-def _graphs(row: Between) -> tuple[ComputationGraph, ComputationGraph]:
-    return captured(row.model, PIPELINE_COUNT), captured(row.model, PIPELINE_COUNT, True)
+    problem = replace(wide, cluster=with_memory(wide.cluster, memory))
+    searched = [_searched(problem, _costs(problem, blocks), row) for blocks in ("none", "all", "chosen")]
+    made = {name: step and step.step_us / free.step_us for name, step in zip(BETWEEN[1:], searched, strict=True)}
+    none, plan = fastest(_tried(problem, row)), searched[-1].plan if searched[-1] else None
+    blocks = {"blocks": len(plan.recomputed) if plan else 0, "of": len(recomputable(problem.graph))}
+    return {BETWEEN[0]: none and none.step_us / free.step_us, **made, "memory": memory, **blocks}
 
 
 def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
@@ -223,17 +219,34 @@ def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
         return len(plan.devices) == len(plan.used) == problem.num_devices and not plan.interleaved
 
     plans = [plan for _, plan in ranked_plans(problem, one_each) if one_each(plan)][:2]
-    return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], None, one_each)]
+    return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], "torch", one_each)]
+
+
+def _costs(problem: PlacementProblem, blocks: str) -> BlockCosts:
+    """Costs for a search that may recompute no block, or all, or chooses."""
+    costs = block_costs(problem)
+    assert costs is not None
+    if blocks == "none":
+        return replace(costs, paths=(), block=np.full_like(costs.block, -1), spans=costs.spans[:0])
+    return _AllBlocks(**vars_of(costs)) if blocks == "all" else costs
+
+
+def vars_of(costs: BlockCosts) -> dict[str, Any]:
+    """The fields of a dataclass."""
+    return {each.name: getattr(costs, each.name) for each in fields(costs)}
 
 
 def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> PlannedStep | None:
     """The best pipeline with one stage on each device, of those whose borders and blocks are chosen by memory."""
-    devices, found = tuple((device,) for device in range(problem.num_devices)), list[PlannedStep | None]()
+    devices = tuple((device,) for device in range(problem.num_devices))
+    starts = [costs.in_stages(make_plan(problem, devices))]
     for room in (1.0, 0.9):
         if (made := fitting_stages(problem, costs, devices, room)) is not None:
-            plan = replace(make_plan(problem, devices, made[0]), recomputed=made[1])
-            found.append(fastest_near(problem, costs, plan, MODELS[row.model][1], None))
-    return fastest(found)
+            starts.append(replace(make_plan(problem, devices, made[0]), recomputed=made[1]))
+    if isinstance(costs, _AllBlocks):
+        starts = [start and costs.recomputing(start, [len(costs.paths)] * len(devices)) for start in starts]
+    batch = MODELS[row.model][1]
+    return fastest([fastest_near(problem, costs, plan, batch, "torch") for plan in dict.fromkeys(starts) if plan])
 
 
 def main(config: ShortMemory) -> None:
@@ -284,15 +297,21 @@ def _sentence(rows: Sequence[Mapping[str, Any]] | Any) -> str:
 
 def _pipelines_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     words = list[str]()
-    for name, others in (("those that are tried without a limit", BETWEEN[:2]), ("those of the search", BETWEEN[2:4])):
+    for others in (("none", "all"), ("none, same search", "all")):
         better = [
             row["plan"] / min(row[other] for other in others if row[other] is not None)
             for row in rows
             if row["plan"] is not None and any(row[other] is not None for other in others)
         ]
         less = 100.0 * (1.0 - mean_ratio(better))
-        words.append(f"`plan` takes {less:.1f} % less time than the better of none and all of {name} ({len(better)})")
-    return f"{'; '.join(words)}; geometric means over rows in which one of them fits."
+        words.append(
+            f"`plan` takes {less:.1f} % less time than the better of {' and '.join(others)} ({len(better)} rows)"
+        )
+    fits = {name: sum(row[name] is not None for row in rows) for name in BETWEEN}
+    counts = ", ".join(f"{name} in {count}" for name, count in fits.items())
+    return (
+        f"{'; '.join(words)}; geometric means over rows in which one of them fits. Of {len(rows)} rows fit: {counts}."
+    )
 
 
 def _number(value: float | None) -> str:
@@ -303,7 +322,7 @@ def limits_table(found: Mapping[Limit, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each row of the first table."""
     lines = [["model", "cluster", "share", "GB", "none", "all", "plan", "recomputed", "seconds", "without a limit"]]
     for row, made in found.items():
-        numbers = [f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *(_number(made[name]) for name in BETWEEN[:2])]
+        numbers = [f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *(_number(made[name]) for name in ("none", "all"))]
         seconds = [f"{made[name]:.0f}" for name in ("seconds", "free seconds")]
         lines.append([row.model, row.cluster, *numbers, _number(made["plan"]), made["recomputed"] or "-", *seconds])
     return lines
@@ -327,9 +346,7 @@ def picture(found: Mapping[Between, Mapping[str, Any]]) -> Figure:
         axes = figure.add_subplot(1, len(models), number)
         own = [made for row, made in found.items() if row.model == model]
         memory = [made["memory"] / 1e9 for made in own]
-        for name, color, dash in zip(
-            BETWEEN, ("C0", "C1", "C0", "C1", "black"), ("-", "-", ":", ":", "-"), strict=True
-        ):
+        for name, color, dash in zip(BETWEEN, ("C0", "C0", "C1", "black"), ("-", ":", "-", "-"), strict=True):
             times = [math.nan if made[name] is None else made[name] for made in own]
             axes.plot(memory, times, color=color, linestyle=dash, marker=".", label=name)
         axes.set_title(f"{model} on {next(iter(found)).cluster}", loc="left", fontsize=10)

@@ -26,7 +26,7 @@ from placeto.problem.step.forward_pass import before_loss, in_first
 from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, Part, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
-from placeto.problem.step.recomputation import RECOMPUTATION, block_of, recomputable, recomputed
+from placeto.problem.step.recomputation import block_of, recomputable, recomputed
 from placeto.simulator.schedule import Schedule, simulate
 
 _MOST_CUTS = 64
@@ -38,8 +38,8 @@ class BlockCosts:
 
     paths: tuple[str, ...]  # (B,) the blocks, in program order
     block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
-    recomputes: np.ndarray  # (L,) bool, layers in which the model itself recomputes something
-    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
+    spans: np.ndarray  # (B, 2) int64, the first and the last layer with ops of each block; neighbours may share a layer
+    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin
     crossing: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
     keep: LayerCosts  # if no block is recomputed
     again: LayerCosts  # if all are
@@ -89,15 +89,14 @@ class BlockCosts:
         recomputes blocks; see `placeto.simulator.tool_steps.chunk_order`.
         """
         return [
-            first == 0
-            or bool(self.recomputes[first:end].any())
-            or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
+            first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
             for first, end in pairwise((0, *plan.borders, plan.num_layers))
         ]
 
     def within(self, first: int, end: int) -> list[int]:
-        """The blocks whose layers all lie between two cuts."""
-        return [number for number in dict.fromkeys(self.block[first:end].tolist()) if number >= 0]
+        """The blocks that lie between two cuts as a whole: no others can be recomputed."""
+        first_layer, last_layer = self.spans.T
+        return np.flatnonzero((first_layer >= first) & (last_layer < end)).tolist()
 
     def in_stages(self, plan: Plan) -> Plan | None:
         """The plan with each border moved to the nearest cut; None if two would be at the same cut."""
@@ -133,30 +132,25 @@ class BlockCosts:
 
 @lru_cache(maxsize=16)
 def block_costs(problem: PlacementProblem) -> BlockCosts | None:
-    """Return the costs of a step's blocks, of which there may be none.
-
-    Return None if the step has other layers when its blocks are recomputed.
-    """
-    graph, paths = problem.graph, recomputable(problem.graph)
+    """Return the costs of a step's blocks; None if it has none that can be recomputed; cached."""
+    graph = problem.graph
+    if not (paths := recomputable(graph)):
+        return None
     cut, again = layers(problem, False), replace(problem, graph=recomputed(graph, paths))
     if len(layers(again, False)) != len(cut):
         return None
     block, program = np.full(len(cut), -1), before_loss(graph) & in_first(graph) & (problem.busy_us.max(axis=1) > 0.0)
     number, of_op = cut.number[program], block_of(graph, paths)[program]
-    cuttable = np.ones(len(cut), bool)
+    spans, cuts = np.zeros((len(paths), 2), np.int64), np.arange(1, len(cut))
     for place in range(len(paths)):
         own = number[of_op == place]
-        if len(own):
-            block[own.min() : own.max() + 1] = place
-            cuttable[own.min() + 1 : own.max() + 1] = False
-    cuts = np.flatnonzero(cuttable[1:]) + 1
+        spans[place] = own.min(), own.max()
+        block[own.min() : own.max() + 1] = place
     if len(cuts) > _MOST_CUTS:  # those that divide the work most evenly
-        done = cut.work_us.cumsum()[cuts - 1]
+        done = cut.work_us.cumsum()[:-1]
         cuts = cuts[np.unique(np.searchsorted(done, np.linspace(done[0], done[-1], _MOST_CUTS)))]
     keep = layer_costs(problem, False)
-    recomputes = np.zeros(len(cut), bool)
-    recomputes[cut.number[[part == RECOMPUTATION for part in graph.passes]]] = True
-    return BlockCosts(paths, block, recomputes, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
+    return BlockCosts(paths, block, spans, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
 
 
 def _kept(costs: LayerCosts) -> np.ndarray:
