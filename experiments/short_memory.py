@@ -11,8 +11,8 @@ makespans divided by that of the best way without a limit. "-" says that nothing
 The second table is about pipelines in eight micro-batches, with one stage on each device. The memory lies between that
 of the best pipeline with all blocks recomputed and of that without recomputation: 0 is the former, 1 the latter. "None"
 is the best of the plans that are tried without a limit. The others are found by the search that chooses borders and
-blocks: if it may recompute no block, if all are recomputed but those in which a stage begins, and if it chooses. All of
-them are simulated as torch runs them. The picture shows the same numbers for many sizes of memory.
+blocks: if it may recompute no block, if all are recomputed but those in which a stage begins, and if it chooses. The
+picture shows the same numbers for many sizes of memory.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
         return len(plan.devices) == len(plan.used) == problem.num_devices and not plan.interleaved
 
     plans = [plan for _, plan in ranked_plans(problem, one_each) if one_each(plan)][:2]
-    return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], "torch", one_each)]
+    return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], None, one_each)]
 
 
 def _costs(problem: PlacementProblem, blocks: str) -> BlockCosts:
@@ -236,6 +236,10 @@ def vars_of(costs: BlockCosts) -> dict[str, Any]:
     return {each.name: getattr(costs, each.name) for each in fields(costs)}
 
 
+def _any(plan: Plan) -> bool:
+    return True
+
+
 def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> PlannedStep | None:
     """The best pipeline with one stage on each device, of those whose borders and blocks are chosen by memory."""
     devices = tuple((device,) for device in range(problem.num_devices))
@@ -246,7 +250,7 @@ def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> Pla
     if isinstance(costs, _AllBlocks):
         starts = [start and costs.recomputing(start, [len(costs.paths)] * len(devices)) for start in starts]
     batch = MODELS[row.model][1]
-    return fastest([fastest_near(problem, costs, plan, batch, "torch") for plan in dict.fromkeys(starts) if plan])
+    return fastest([fastest_near(problem, costs, plan, batch, None, _any) for plan in dict.fromkeys(starts) if plan])
 
 
 def main(config: ShortMemory) -> None:

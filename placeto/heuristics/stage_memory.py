@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
@@ -273,15 +273,25 @@ def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, m
     return fitted
 
 
-def improved_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
-    """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster."""
+def improved_by_chunks(
+    problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray, keep: Callable[[Plan], bool]
+) -> Fitted:
+    """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster.
+
+    Args:
+        problem: the problem of the step.
+        costs: of its blocks.
+        plan: a plan whose stages begin at cuts.
+        memory: (D,) bytes.
+        keep: whether a changed plan counts.
+    """
     best, tried, better = by_chunks(problem, costs, plan, memory), {plan}, True
     while better:
         better = False
         for near in costs.near(best.plan):
             if near not in tried:
                 tried.add(near)
-                if (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
+                if keep(near) and (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
                     best, better = fitted, True
     return best
 

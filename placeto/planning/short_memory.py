@@ -63,7 +63,8 @@ def ways_that_fit(
     ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
     for kind in PIPELINES:
         for us, problem, costs, plan in [each for each in ranked if kind_of(each[-1]) == kind][:_TRIED]:
-            tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by)))
+            counts = keep[problem.graph.num_micro_batches]
+            tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by, counts)))
     for step in (step for step in steps if step.fits):
         best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
     for least_us, kind, make in sorted(tried, key=itemgetter(0)):
@@ -154,7 +155,12 @@ def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
 
 
 def fastest_near(
-    problem: PlacementProblem, costs: BlockCosts, plan: Plan, batch: int, runnable_by: Tool | None
+    problem: PlacementProblem,
+    costs: BlockCosts,
+    plan: Plan,
+    batch: int,
+    runnable_by: Tool | None,
+    keep: Callable[[Plan], bool],
 ) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
 
@@ -166,12 +172,13 @@ def fastest_near(
         plan: a pipeline whose stages begin at cuts.
         batch: number of samples of a step.
         runnable_by: the tool that is to run the way; None = any.
+        keep: whether a plan near it counts.
     """
     best, tried = None, dict[Plan, bool]()
     memory = problem.cluster.memory.astype(float)
     low, high = 0.8 * memory, 1.25 * memory
     for _ in range(_REPAIRS):
-        fitted = improved_by_chunks(problem, costs, plan, memory)
+        fitted = improved_by_chunks(problem, costs, plan, memory, keep)
         if fitted.plan not in tried:
             order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
             if not (made := in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)):
