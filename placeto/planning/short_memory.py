@@ -29,9 +29,9 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Stages, Tool
 from placeto.problem.step.recomputation import recomputable
 
-_TRIED = 4
-"""Number of pipelines of each kind whose ops are simulated."""
-_REPAIRS = 4
+_TRIED = 2
+"""Number of pipelines of each kind, with different stages, near which a way is searched."""
+_REPAIRS = 3
 """How often the blocks of a pipeline are chosen anew, by what its ops have needed."""
 _SURE = 0.95
 """A pipeline's ops take at least this share of the time of its chunks."""
@@ -62,7 +62,10 @@ def ways_that_fit(
     ]
     ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
     for kind in PIPELINES:
-        for us, problem, costs, plan in [each for each in ranked if kind_of(each[-1]) == kind][:_TRIED]:
+        starts = dict[object, tuple[float, PlacementProblem, BlockCosts, Plan]]()
+        for start in (each for each in ranked if kind_of(each[-1]) == kind):
+            starts.setdefault((start[-1].devices, start[-1].num_micro_batches), start)
+        for us, problem, costs, plan in [*starts.values()][:_TRIED]:
             counts = keep[problem.graph.num_micro_batches]
             tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by, counts)))
     for step in (step for step in steps if step.fits):
@@ -179,6 +182,8 @@ def fastest_near(
     low, high = 0.8 * memory, 1.25 * memory
     for _ in range(_REPAIRS):
         fitted = improved_by_chunks(problem, costs, plan, memory, keep)
+        if fitted.lacking > 0.0:
+            break
         if fitted.plan not in tried:
             order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
             if not (made := in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)):
