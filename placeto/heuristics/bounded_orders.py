@@ -35,7 +35,9 @@ _ENDS, _ARRIVES, _IDLE = range(3)
 """Kinds of events: an op ends, the last input of an op arrives, the overhead after an op ends."""
 
 
-def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool = True) -> Iterator[np.ndarray]:
+def bounded_orders(
+    problem: PlacementProblem, placement: np.ndarray, defer: bool = True, falling: bool = False
+) -> Iterator[np.ndarray]:
     """Yield orders (N,) of all ops for a placement (N,).
 
     There are none if the graph has fewer than two micro-batches, or no op of their forward passes.
@@ -49,6 +51,9 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     Gradients of weights that are deferred keep activations in memory until then. Without `defer` they are in the class
     of the other gradients, ready ops of a class run in the order of the program, as in PyTorch, and there are only
     orders of the least bound.
+
+    If the bounds are `falling`, that of a chunk is the number of chunks from it to the end, as in 1F1B. There is then
+    one order, or none if a device has several chunks of a micro-batch.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -82,15 +87,21 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray, defer: bool
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if chunks_each.max() > 1:
         rules.append((np.where(forward, micro_batch // width, 0), np.where(forward, depth, 0)))
-    for bound in dict.fromkeys(min(bound, count) for bound in ((width, width + 1, 2 * width) if defer else (width,))):
+    most = dict.fromkeys(min(bound, count) for bound in ((width, width + 1, 2 * width) if defer else (width,)))
+    bounds = [bound * chunks_each for bound in most]
+    if falling:
+        to_end = np.zeros(devices, np.int64)
+        np.maximum.at(to_end, of_device, width - names[begun] % (int(owner.max()) + 1))
+        bounds = [to_end] if chunks_each.max() == 1 else []
+    for bound in bounds:
         for rule in rules:
             rank = np.append(
                 relays + np.argsort(np.lexsort((within, micro_batch, *reversed(rule), kind))), np.arange(relays)
             )
-            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * chunks_each))
+            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound))
             order = order[order < len(place)]
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
-    if not defer:
+    if falling or not defer:
         return
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     chunks = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))

@@ -21,12 +21,14 @@ _ON_ORDERS = 0.02  # share of the budget that is left after the starts, for choo
 def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
     """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it.
 
-    If it fits in none of them, also those that defer no gradients of weights are tried.
+    If it fits in none of them, those that need less memory are tried until it fits: they defer no gradients of weights,
+    or have falling bounds.
     """
     fits = False
-    for defer in (True, False):
-        orders = bounded_orders(evaluator.problem, placement, defer)
-        while not (evaluator.exhausted or (fits and not defer)) and (order := next(orders, None)) is not None:
+    for defer, falling in ((True, False), (False, False), (True, True), (False, True)):
+        orders = bounded_orders(evaluator.problem, placement, defer, falling)
+        less = falling or not defer
+        while not (evaluator.exhausted or (fits and less)) and (order := next(orders, None)) is not None:
             evaluator.score_ops(placement, order)
             fits |= evaluator.last_fits
 

@@ -13,23 +13,26 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from placeto.problem.costs import ROOFLINE
+from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import GRADIENT, NO_MICRO_BATCH
+from placeto.problem.graph.label_values import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.layer_costs import FORWARD, INPUTS, SHARED, WEIGHTS, LayerCosts, Part, layer_costs
+from placeto.problem.step.layer_costs import FORWARD, INPUTS, SHARED, WEIGHTS, LayerCosts, Part, layer_costs, waited_for
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import Schedule, simulate
 
 _PASS = {FORWARD: "forward", INPUTS: "backward", WEIGHTS: "backward"}
+_NAME = "stage {}, part {}, micro-batch {}"
+"""The name of the op that a chunk is."""
 
 
 class _Chunks:
     """Collects the columns of a graph of chunks."""
 
     def __init__(self) -> None:
-        self.device, self.micro_batch, self.part = list[int](), list[int](), list[str]()
+        self.name, self.device, self.micro_batch, self.part = list[str](), list[int](), list[int](), list[str]()
         self.us, self.resident = list[float](), list[int]()
         self.kind, self.gradient_of = list[str](), list[str]()
         self.size, self.output_ptr = list[int](), [0]
@@ -46,9 +49,11 @@ class _Chunks:
         resident: int = 0,
         kind: str = "chunk",
         gradient_of: str = "",
+        name: str = "",
     ) -> int:
-        """Add an op, and return its number."""
+        """Add an op, and return its number, which is its name if it has no other."""
         number = len(self.device)
+        self.name.append(name or str(number))
         self.device.append(device)
         self.micro_batch.append(micro_batch)
         self.part.append(part)
@@ -73,7 +78,7 @@ class _Chunks:
         graph = ComputationGraph(
             name=like.graph.name,
             mode="inference",  # resident bytes have the optimizer's state
-            op_names=tuple(map(str, range(count))),
+            op_names=tuple(self.name),
             op_types=tuple(self.kind),
             flops=np.zeros(count),
             bytes_accessed=np.zeros(count),
@@ -129,7 +134,8 @@ def chunk_problem(
                 inputs += [(op, output) for op in ops.get((maker, at), ()) if at >= 0 or chunks.device[op] != device]
             sizes = [*outputs.get(part, ()), *beside]
             us = float(busy[part.kind, part.layer, device])
-            own.append(chunks.add(device, us, inputs, sizes, _PASS[part.kind], micro_batch))
+            name = _NAME.format(part.layer, part.kind, micro_batch)
+            own.append(chunks.add(device, us, inputs, sizes, _PASS[part.kind], micro_batch, name=name))
             ops[part, micro_batch] = own[-1:]
         return own
 
@@ -148,6 +154,29 @@ def chunk_problem(
                 total = chunks.add(device, 0.0, [total, tensor], [share], "backward", gradient_of=name), 0
             chunks.add(device, 0.0, [total], [share], "backward", kind=GRADIENT, gradient_of=name)
     return chunks.problem(problem)
+
+
+def order_of_ops(problem: PlacementProblem, plan: Plan, chunks: Schedule, joined: Sequence[bool]) -> np.ndarray:
+    """Return the order (N,) of the ops of a plan's step in which each device runs its chunks one after the other.
+
+    Args:
+        problem: the problem of the step with what the plan recomputes.
+        plan: cuts it.
+        chunks: the schedule of the plan's chunks.
+        joined: (P,) whether each stage computes the gradients of weights with those of its inputs.
+    """
+    graph, stage = problem.graph, plan.layers(problem).stage(plan.borders)
+    backward = np.array([part in BACKWARD_PASSES for part in graph.passes])
+    weights = backward & ~waited_for(graph, stage, backward) & ~np.array(joined)[stage]
+    kind = np.where(weights, WEIGHTS, np.where(backward, INPUTS, FORWARD))
+    begins = dict(zip(chunks.problem.graph.op_names, chunks.start_us.tolist(), strict=False))
+    names = zip(stage.tolist(), kind.tolist(), graph.micro_batches.tolist(), strict=True)
+    at = [begins.get(_NAME.format(*name), -1.0) for name in names]
+    for op in graph.topological_order.tolist():  # a sum of gradients comes after its last term
+        at[op] = max((at[op], *(at[source] for source in graph.reads[op])))
+    order = np.lexsort((np.argsort(graph.topological_order), at))
+    placement = plan.placement(problem)
+    return order_of_lists(graph, [order[placement[order] == device].tolist() for device in range(problem.num_devices)])
 
 
 def _between_stages(

@@ -10,20 +10,26 @@ Legend: B blocks, C cuts, L layers, D devices, P stages, R replicas of a stage, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.plan_chunks import chunk_problem, scheduled
+from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.plan_chunks import chunk_problem
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import before_loss, in_first
-from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, layer_costs
+from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, Part, layer_costs
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import block_of, recomputable, recomputed
+from placeto.simulator.schedule import Schedule, simulate
+
+_MOST_CUTS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +38,8 @@ class BlockCosts:
 
     paths: tuple[str, ...]  # (B,) the blocks, in program order
     block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
-    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin, as no block is cut there
+    spans: np.ndarray  # (B, 2) int64, the first and the last layer with ops of each block; neighbours may share a layer
+    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin
     crossing: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
     keep: LayerCosts  # if no block is recomputed
     again: LayerCosts  # if all are
@@ -61,9 +68,35 @@ class BlockCosts:
         made |= {key: size for key, size in self.again.made.items() if chosen[key[0].layer]}
         return replace(self.keep, busy_us=busy, made=made)
 
+    def as_run(self, plan: Plan) -> LayerCosts:
+        """The costs of layers as tools run a plan: gradients of weights of stages that are `joined` don't wait."""
+        costs, sizes = self.of(plan.recomputed), np.diff((0, *plan.borders, plan.num_layers))
+        joined = np.repeat(self.joined(plan), sizes)
+        busy, made = costs.busy_us.copy(), Counter[tuple[Part, frozenset[Part]]]()
+        busy[INPUTS, joined] += busy[WEIGHTS, joined]
+        busy[WEIGHTS, joined] = 0.0
+        for (maker, readers), size in costs.made.items():
+            if maker.kind == FORWARD:
+                readers = frozenset(
+                    Part(INPUTS, reader.layer) if reader.kind == WEIGHTS and joined[reader.layer] else reader
+                    for reader in readers
+                )
+            made[maker, readers] += size
+        return replace(costs, busy_us=busy, made=dict(made))
+
+    def joined(self, plan: Plan) -> list[bool]:
+        """(P,) whether a tool computes gradients of weights with those of inputs: in the first stage, and where a stage
+        recomputes blocks; see `placeto.simulator.tool_steps.chunk_order`.
+        """
+        return [
+            first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
+            for first, end in pairwise((0, *plan.borders, plan.num_layers))
+        ]
+
     def within(self, first: int, end: int) -> list[int]:
-        """The blocks whose layers all lie between two cuts."""
-        return [number for number in dict.fromkeys(self.block[first:end].tolist()) if number >= 0]
+        """The blocks that lie between two cuts as a whole: no others can be recomputed."""
+        first_layer, last_layer = self.spans.T
+        return np.flatnonzero((first_layer >= first) & (last_layer < end)).tolist()
 
     def in_stages(self, plan: Plan) -> Plan | None:
         """The plan with each border moved to the nearest cut; None if two would be at the same cut."""
@@ -71,6 +104,26 @@ class BlockCosts:
             return plan if not plan.borders else None
         near = [int(self.cuts[np.abs(self.cuts - border).argmin()]) for border in plan.borders]
         return plan.recut(near) if len({*near}) == len(near) else None
+
+    def near(self, plan: Plan) -> Iterator[Plan]:
+        """Yield plans with one block more or less recomputed in a stage, or with a border at the next cut."""
+        cuts, ends = self.cuts.tolist(), (0, *plan.borders, plan.num_layers)
+        again = [sum(self.paths[block] in plan.recomputed for block in self.within(*stage)) for stage in pairwise(ends)]
+        for stage, count in enumerate(again):
+            for changed in (count - 1, count + 1):
+                if 0 <= changed <= len(self.within(*ends[stage : stage + 2])):
+                    yield self.recomputing(plan, (*again[:stage], changed, *again[stage + 1 :]))
+        for border, place in enumerate(plan.borders):
+            for cut in (cuts.index(place) - 1, cuts.index(place) + 1):
+                if 0 <= cut < len(cuts) and ends[border] < cuts[cut] < ends[border + 2]:
+                    borders = (*plan.borders[:border], cuts[cut], *plan.borders[border + 1 :])
+                    yield self.recomputing(plan.recut(borders), again)
+
+    def recomputing(self, plan: Plan, counts: Sequence[int]) -> Plan:
+        """The plan in which each stage recomputes its first blocks, `counts` (P,) of them."""
+        stages = zip(pairwise((0, *plan.borders, plan.num_layers)), counts, strict=True)
+        blocks = [block for ends, count in stages for block in self.within(*ends)[:count]]
+        return replace(plan, recomputed=tuple(self.paths[block] for block in blocks))
 
     def _of_blocks(self, of_layer: np.ndarray) -> np.ndarray:
         inside = self.block >= 0
@@ -88,15 +141,16 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
         return None
     block, program = np.full(len(cut), -1), before_loss(graph) & in_first(graph) & (problem.busy_us.max(axis=1) > 0.0)
     number, of_op = cut.number[program], block_of(graph, paths)[program]
-    cuttable = np.ones(len(cut), bool)
+    spans, cuts = np.zeros((len(paths), 2), np.int64), np.arange(1, len(cut))
     for place in range(len(paths)):
         own = number[of_op == place]
-        if len(own):
-            block[own.min() : own.max() + 1] = place
-            cuttable[own.min() + 1 : own.max() + 1] = False
-    cuts = np.flatnonzero(cuttable[1:]) + 1
+        spans[place] = own.min(), own.max()
+        block[own.min() : own.max() + 1] = place
+    if len(cuts) > _MOST_CUTS:  # those that divide the work most evenly
+        done = cut.work_us.cumsum()[:-1]
+        cuts = cuts[np.unique(np.searchsorted(done, np.linspace(done[0], done[-1], _MOST_CUTS)))]
     keep = layer_costs(problem, False)
-    return BlockCosts(paths, block, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
+    return BlockCosts(paths, block, spans, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
 
 
 def _kept(costs: LayerCosts) -> np.ndarray:
@@ -188,28 +242,58 @@ class _Program:
         return None if need + largest > room else (float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum()), chosen)
 
 
-def fitted_by_chunks(
-    problem: PlacementProblem, costs: BlockCosts, plan: Plan, orders: Sequence[str]
-) -> tuple[float, Plan] | None:
-    """Let a plan recompute further blocks until its chunks fit; return their makespan in us, and the plan.
+class Fitted(NamedTuple):
+    """A plan whose chunks were simulated."""
 
-    Returns None if they don't fit even if all blocks of the fullest devices are recomputed.
+    lacking: float  # the sum over devices of the memory that they lack, as a share of theirs
+    us: float
+    chunks: Schedule
+    plan: Plan
+
+
+def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Simulate the chunks of a plan in the order in which they fit best into `memory` (D,), and then are fastest."""
+    chunks, placement = chunk_problem(problem, plan, costs.as_run(plan))
+    found = list[Fitted]()
+    for defer, falling in product((True, False), (False, True)):
+        for order in bounded_orders(chunks, placement, defer, falling):
+            ran = simulate(chunks, placement, order=order)
+            lacking = float(np.maximum(0.0, ran.peak_memory / memory - 1.0).sum())
+            found.append(Fitted(lacking, ran.makespan_us, ran, plan))
+    return min(found, key=lambda each: each[:2])
+
+
+def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Let a plan recompute further blocks until its chunks fit into `memory` (D,), if they can."""
+    while (fitted := by_chunks(problem, costs, plan, memory)).lacking > 0.0:
+        more = with_more_blocks(costs, plan, fitted.chunks.peak_memory - memory)
+        if more == plan:
+            break
+        plan = more
+    return fitted
+
+
+def improved_by_chunks(
+    problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray, keep: Callable[[Plan], bool]
+) -> Fitted:
+    """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster.
 
     Args:
         problem: the problem of the step.
         costs: of its blocks.
         plan: a plan whose stages begin at cuts.
-        orders: static orders; the best of them counts.
+        memory: (D,) bytes.
+        keep: whether a changed plan counts.
     """
-    while True:
-        us, ran = scheduled(*chunk_problem(problem, plan, costs.of(plan.recomputed)), orders)
-        lacking = ran.peak_memory - problem.cluster.memory
-        if (lacking <= 0).all():
-            return us, plan
-        more = with_more_blocks(costs, plan, lacking)
-        if more == plan:
-            return None
-        plan = more
+    best, tried, better = by_chunks(problem, costs, plan, memory), {plan}, True
+    while better:
+        better = False
+        for near in costs.near(best.plan):
+            if near not in tried:
+                tried.add(near)
+                if keep(near) and (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
+                    best, better = fitted, True
+    return best
 
 
 def with_more_blocks(costs: BlockCosts, plan: Plan, lacking: np.ndarray) -> Plan:

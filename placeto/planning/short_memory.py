@@ -13,19 +13,25 @@ from operator import itemgetter
 
 import numpy as np
 
-from placeto.heuristics.order_choice import orders_to_try
-from placeto.heuristics.plans import FIRST_ORDERS, all_plans, make_plan, parts_to_plan
+from placeto.heuristics.plan_chunks import order_of_ops
+from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
 from placeto.heuristics.rules import device_speeds
-from placeto.heuristics.stage_memory import BlockCosts, block_costs, fitted_by_chunks, fitting_stages, with_more_blocks
+from placeto.heuristics.stage_memory import (
+    BlockCosts,
+    block_costs,
+    fitted_by_chunks,
+    fitting_stages,
+    improved_by_chunks,
+)
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, kind_of
 from placeto.planning.single_ways import in_order, one_device, replicas_of
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Stages, Tool
 from placeto.problem.step.recomputation import recomputable
 
-_TRIED = 4
-"""Number of pipelines of each kind whose ops are simulated."""
-_REPAIRS = 6
+_TRIED = 2
+"""Number of pipelines of each kind, with different stages, near which a way is searched."""
+_REPAIRS = 3
 """How often the blocks of a pipeline are chosen anew, by what its ops have needed."""
 _SURE = 0.95
 """A pipeline's ops take at least this share of the time of its chunks."""
@@ -58,8 +64,12 @@ def ways_that_fit(
     ]
     ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
     for kind in PIPELINES:
-        for us, problem, plan in [each for each in ranked if kind_of(each[2]) == kind][:_TRIED]:
-            tried.append((_SURE * us, kind, partial(_repaired, problem, plan, batch, runnable_by)))
+        starts = dict[object, tuple[float, PlacementProblem, BlockCosts, Plan]]()
+        for start in (each for each in ranked if kind_of(each[-1]) == kind):
+            starts.setdefault((start[-1].devices, start[-1].num_micro_batches), start)
+        for us, problem, costs, plan in [*starts.values()][:_TRIED]:
+            counts = keep[problem.graph.num_micro_batches]
+            tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by, counts)))
     for step in (step for step in steps if step.fits):
         best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
     for least_us, kind, make in sorted(tried, key=itemgetter(0)):
@@ -107,18 +117,18 @@ def fewest_blocks(way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[st
 
 def _pipelines(
     problem: PlacementProblem, keep: Mapping[int, Callable[[Plan], bool]]
-) -> Iterator[tuple[float, PlacementProblem, Plan]]:
-    """Yield pipelines whose chunks fit: their makespan in microseconds, the problem, the plan."""
+) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
+    """Yield pipelines whose chunks fit: their makespan in us, the problem, its blocks, the plan."""
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
-    orders = [*(name for name in FIRST_ORDERS if name in orders_to_try(problem)), "1f1b"]
     seen = set[Plan]()
     for plan in _candidates(problem, costs):
         if plan not in seen and keep[count](plan):
             seen.add(plan)
-            if (fitted := fitted_by_chunks(problem, costs, plan, orders)) is not None:
-                yield fitted[0], problem, fitted[1]
+            fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
+            if fitted.lacking == 0.0:
+                yield fitted.us, problem, costs, fitted.plan
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
@@ -150,18 +160,41 @@ def _stages(devices: tuple[int, ...], most: int) -> Iterator[Stages]:
                 yield tuple(tuple(row) for row in grid.tolist())
 
 
-def _repaired(problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None) -> PlannedStep | None:
-    """Return a pipeline with as many recomputed blocks as its ops need to fit; None if they never do."""
-    costs = block_costs(problem)
-    assert costs is not None
+def fastest_near(
+    problem: PlacementProblem,
+    costs: BlockCosts,
+    plan: Plan,
+    batch: int,
+    runnable_by: Tool | None,
+    keep: Callable[[Plan], bool],
+) -> PlannedStep | None:
+    """Return the fastest way of those near a pipeline that fit; None if none fits.
+
+    Chunks need about as much memory as ops. So the chunks get more memory after a way that fits, and less after others.
+
+    Args:
+        problem: the problem of the step, without what the plan recomputes.
+        costs: of its blocks.
+        plan: a pipeline whose stages begin at cuts.
+        batch: number of samples of a step.
+        runnable_by: the tool that is to run the way; None = any.
+        keep: whether a plan near it counts.
+    """
+    best, tried = None, dict[Plan, bool]()
+    memory = problem.cluster.memory.astype(float)
+    low, high = 0.8 * memory, 1.25 * memory
     for _ in range(_REPAIRS):
-        if not (made := in_order(problem, plan, batch, runnable_by, lambda moved: False)):
-            return None
-        (step,) = made
-        if step.fits:
-            return step
-        more = with_more_blocks(costs, plan, step.schedule.peak_memory - problem.cluster.memory)
-        if more == plan:
-            return None
-        plan = more
-    return None
+        fitted = improved_by_chunks(problem, costs, plan, memory, keep)
+        if fitted.lacking > 0.0:
+            break
+        if fitted.plan not in tried:
+            order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
+            if not (made := in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)):
+                break
+            (step,) = made
+            tried[fitted.plan] = step.fits
+            if step.fits and (best is None or step.step_us < best.step_us):
+                best, plan = step, fitted.plan
+        low, high = (memory, high) if tried[fitted.plan] else (low, memory)
+        memory = (low + high) / 2.0
+    return best

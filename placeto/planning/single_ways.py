@@ -60,7 +60,12 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
 
 def in_order(
-    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
+    problem: PlacementProblem,
+    plan: Plan,
+    batch: int,
+    runnable_by: Tool | None,
+    keep: Callable[[Plan], bool],
+    order: np.ndarray | None = None,
 ) -> list[PlannedStep]:
     """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't.
 
@@ -70,10 +75,14 @@ def in_order(
         batch: number of samples of a step.
         runnable_by: the tool; None = any.
         keep: whether a plan with moved borders counts.
+        order: the order (N,) of its ops; None = the best is chosen.
     """
     problem = plan.step(problem)
     groups = group_ops(problem)
-    result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
+    if order is None:
+        result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
+    else:
+        result = replace(_alone(simulate(problem, plan.placement(problem), order=order, plan=plan)), order=order)
     if len(plan.devices) == 1:
         return replicas(problem, plan, result, batch)
     if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):

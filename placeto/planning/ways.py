@@ -149,13 +149,13 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
-    planned = _ways(problems, batch, runnable_by, refusals)
+    planned = plain_ways(problems, batch, runnable_by, refusals)
     each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
     if each and not any(step.fits and not step.warning for step in planned):
         more, why = _captured(problem_of, each)
         problems |= more
         left_out |= why
-        planned += _ways(more, batch, runnable_by, refusals)
+        planned += plain_ways(more, batch, runnable_by, refusals)
     fastest = min(planned, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
         keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
@@ -191,7 +191,7 @@ def _captured(
         return {}, dict.fromkeys(counts, str(refused))
 
 
-def _ways(
+def plain_ways(
     problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
 ) -> list[PlannedStep]:
     """Return all ways but a free placement; `refusals` is as for `_ways_of_plans`."""

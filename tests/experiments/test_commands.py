@@ -12,7 +12,7 @@ from tests.toys import fork_of_chains
 
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families ptb --processes 1 --out runs/x"
-SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes"}
+SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes", "short_memory"}
 NEED_DATA = ("cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor", "sustained")
 COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
@@ -37,6 +37,10 @@ COMMANDS = {
         "--training.validate-every 1 --training.learning.graphs 2 --training.learning.supervised-moves 3 "
         "--training.learning.labels 4 --training.learning.replay 20",
         "pretrained.safetensors: 0.",
+    ),
+    "short_memory": (
+        "--out runs/x --models U-net --counts 8 --shares 0.5 --between 0.5 --points 0",
+        "| U-net | 4xv100 | 0.5 |",
     ),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
     **dict.fromkeys(NEED_DATA, ("--data none", "skipped: there is no")),

@@ -83,6 +83,17 @@ def test_pipelines_hold_what_1f1b_holds_and_end_before_it(devices: int, micro_ba
     assert min(time for time, _ in found) == 3 * micro_batches + devices - 1  # its lower bound, for more memory
 
 
+@pytest.mark.parametrize("defer", [True, False])
+def test_with_falling_bounds_each_device_holds_what_it_holds_in_1f1b(defer: bool) -> None:
+    devices, micro_batches = 4, 8
+    problem, placement = pipeline(devices, 1, micro_batches)
+    (order,) = bounded_orders(problem, placement, defer, falling=True)
+    schedule = simulate(problem, placement, order=order)
+    assert [held(schedule, device) for device in range(devices)] == [4, 3, 2, 1]
+    assert schedule.makespan_us / 60.0 <= 3 * (micro_batches + devices - 1)
+    assert list(bounded_orders(*pipeline(devices, 2, micro_batches), defer, falling=True)) == []
+
+
 def test_what_is_computed_again_belongs_to_the_chunk_that_it_serves() -> None:
     devices, chunks, micro_batches = 2, 2, 4
     problem, placement = pipeline(devices, chunks, micro_batches, again=True)

@@ -5,9 +5,18 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
+from placeto.heuristics.plan_chunks import order_of_ops
 from placeto.heuristics.plans import make_plan
-from placeto.heuristics.stage_memory import _kept, block_costs, fitting_stages, in_flight, with_more_blocks
+from placeto.heuristics.stage_memory import (
+    _kept,
+    block_costs,
+    by_chunks,
+    fitting_stages,
+    in_flight,
+    with_more_blocks,
+)
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 from tests.planning.test_short_memory import BLOCKS, graph_of, limited
 
 DEVICES = (0,), (1,), (2,)
@@ -87,3 +96,41 @@ def test_a_device_that_lacks_memory_recomputes_further_blocks() -> None:
     several = with_more_blocks(costs, moved, np.array([10**12, 1, 0, 0]))
     assert len(several.recomputed) == len(costs.within(0, moved.borders[0])) + 1
     assert with_more_blocks(costs, several, np.array([1, 0, 0, 0])) == several, "there is none left"
+
+
+def test_a_block_in_which_a_stage_begins_is_kept() -> None:
+    costs = block_costs(problem_of(10**9))
+    assert costs is not None
+    first, last = costs.spans[2]
+    assert costs.within(0, last + 1) == [0, 1, 2]
+    assert costs.within(0, last) == [0, 1]
+    assert costs.within(first + 1, len(costs.block)) == [3, 4, 5]
+
+
+def test_near_a_plan_is_one_block_or_one_cut() -> None:
+    problem = problem_of(10**9)
+    costs = block_costs(problem)
+    assert costs is not None
+    plan = costs.in_stages(make_plan(problem, DEVICES))
+    assert plan is not None
+    near = [*costs.near(plan)]
+    assert len(set(near)) == len(near)
+    assert {len(each.recomputed) for each in near} == {0, 1}
+    moved = [
+        sum(abs(a - b) for a, b in zip(each.borders, plan.borders, strict=True)) for each in near if not each.recomputed
+    ]
+    assert moved == [1] * len(moved)
+
+
+def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks() -> None:
+    problem = problem_of(10**9)
+    costs = block_costs(problem)
+    assert costs is not None
+    plan = costs.in_stages(make_plan(problem, DEVICES))
+    assert plan is not None
+    for counts in ((0, 0, 0), (1, 0, 1)):
+        recomputing = costs.recomputing(plan, counts)
+        fitted, step = by_chunks(problem, costs, recomputing, problem.cluster.memory), recomputing.step(problem)
+        order = order_of_ops(step, recomputing, fitted.chunks, costs.joined(recomputing))
+        ran = simulate(step, recomputing.placement(step), order=order, plan=recomputing)
+        assert ran.makespan_us == pytest.approx(fitted.us, rel=0.1)

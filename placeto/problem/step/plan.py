@@ -25,7 +25,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import Layers, layers
-from placeto.problem.step.recomputation import block_of, recomputed
+from placeto.problem.step.recomputation import RECOMPUTATION, block_of, recomputed
 
 Stages = tuple[tuple[int, ...], ...]
 """(P, R) the devices of each stage; stages may have different numbers of them."""
@@ -247,6 +247,11 @@ class Plan:
         for number, path in enumerate(self.recomputed):
             if len(np.unique(stage[of_op == number])) > 1:
                 return f"it recomputes {path} as a whole, and cuts it into two stages: plan this step anew"
+        graph, stage = problem.graph, self.layers(problem).stage(self.borders)
+        again = np.array([part == RECOMPUTATION for part in graph.passes])
+        both = again[graph.edge_src] & again[graph.edge_dst]
+        if (stage[graph.edge_src[both]] != stage[graph.edge_dst[both]]).any():
+            return "a stage begins within a module that is recomputed, and torch recomputes it as a whole: move borders"
         return ""
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
