@@ -137,10 +137,10 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
     if not (paths := recomputable(graph)):
         return None
     cut, again = layers(problem, False), replace(problem, graph=recomputed(graph, paths))
-    if len(layers(again, False)) != len(cut):
-        return None
     block, program = np.full(len(cut), -1), before_loss(graph) & in_first(graph) & (problem.busy_us.max(axis=1) > 0.0)
     number, of_op = cut.number[program], block_of(graph, paths)[program]
+    if set(range(len(paths))) - {*of_op.tolist()}:  # a block takes no time
+        return None
     spans, cuts = np.zeros((len(paths), 2), np.int64), np.arange(1, len(cut))
     for place in range(len(paths)):
         own = number[of_op == place]
