@@ -30,6 +30,7 @@ from placeto.problem.step.recomputation import block_of, recomputable, recompute
 from placeto.simulator.schedule import Schedule, simulate
 
 _MOST_CUTS = 64
+"""Upper limit of the layers with which a stage can begin: the time of the program grows with their square."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
     The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
     """
-    devices, found = problem.cluster.devices, []
+    devices, steps = problem.cluster.devices, []
     order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
     for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
         if count > len(layers(problem, False)):
@@ -55,8 +55,8 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
             return []
         if len(np.unique(mapped.placement)) == count:
             result = _alone(mapped)
-            found.append(planned(None, result, batch, result, "accelerate"))
-    return found
+            steps.append(planned(None, result, batch, result, "accelerate"))
+    return steps
 
 
 def in_order(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
         assert bool(plan.refusal(plan.step(problem))) == bool(refusal)
 
 
-def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: pytest.TempPathFactory) -> None:
+def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> None:
     memory = int(0.6 * needed())
     step = next(step for step in planned(memory).steps if step.kind == Kind.PIPELINE and step.recomputed)
     path = f"{tmp_path}/plan.json"

@@ -90,10 +90,7 @@ def waited_for(graph: ComputationGraph, number: np.ndarray, backward: np.ndarray
         number: (N,) int64, the layer or stage of each op.
         backward: (N,) bool, the ops of the backward pass.
     """
-    needed, of_op = (
-        [False] * graph.num_ops,
-        number.tolist(),
-    )  # lists, as their items take less time than those of arrays
+    needed, of_op = [False] * graph.num_ops, number.tolist()  # items of lists take less time than those of arrays
     both = np.flatnonzero(backward[graph.edge_src] & backward[graph.edge_dst])
     place = np.argsort(graph.topological_order)[graph.edge_src[both]]
     edges = both[np.argsort(-place, kind="stable")]

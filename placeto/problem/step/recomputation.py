@@ -2,7 +2,7 @@
 
 Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174. The graph is the one of a model
 whose blocks are called through ``torch.utils.checkpoint``: a block keeps its inputs alone. Once its backward pass needs
-the first tensor of the forward pass, it computes all those again that this pass reads.
+the first tensor of the forward pass, it runs its forward pass again, as far as the last tensor that it needs.
 
 Legend: N ops, B blocks, M micro-batches.
 """
@@ -109,9 +109,9 @@ class _Recomputed:
             ran = program[graph.micro_batches[program] == micro_batch]
             end = self._end(ran, read)
             needed = set[int](ran[ran < end].tolist())
-            pending = [int(src[edge]) for edge in edges] + [
-                s for op in ran[ran <= end].tolist() for s in graph.reads[op]
-            ]
+            pending = [int(src[edge]) for edge in edges]
+            for op in ran[ran <= end].tolist():
+                pending += graph.reads[op]
             while pending:
                 op = pending.pop()
                 if self.forward[op] and within[op] and op not in needed:
