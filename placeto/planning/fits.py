@@ -129,7 +129,7 @@ def fits(capture: Capture, cluster: Cluster, batch: int, counts: Sequence[int] =
             if steps[-1].fits or resident_bytes(steps[-1]) > steps[-1].room:
                 return
         if problem is not None and (paths := recomputable(problem.graph)):
-            steps.append(fewest_blocks(partial(way, problem), paths))
+            steps.append(fewest_blocks(partial(way, problem), paths, steps[-1]))
 
     for device in _kinds(cluster.devices):
 

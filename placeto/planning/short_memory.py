@@ -95,23 +95,30 @@ def _fewest(problems: Mapping[int, PlacementProblem], step: PlannedStep, batch: 
             return one_device(problem, step.fullest, batch, blocks)
         return replicas_of(problem, replace(plan, recomputed=blocks), batch)
 
-    return partial(fewest_blocks, way, paths) if paths else None
+    return partial(fewest_blocks, way, paths, step) if paths else None
 
 
-def fewest_blocks(way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[str, ...]) -> PlannedStep:
+def fewest_blocks(
+    way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[str, ...], without: PlannedStep
+) -> PlannedStep:
     """Return the way with the fewest recomputed blocks that fits; with all of them if none fits.
 
+    Memory falls about evenly from block to block, so the number tried next is that at which a straight line fits.
+
     Args:
-        way: makes a way that recomputes some blocks; it doesn't fit without.
+        way: makes a way that recomputes some blocks.
         paths: the blocks, in the order in which they are chosen.
+        without: the way without recomputation, which doesn't fit.
     """
-    best, low, high = way(paths), 0, len(paths)  # it doesn't fit with `low`, and fits with `high`
+    best, low, high, lower = way(paths), 0, len(paths), without  # `lower` recomputes `low` blocks and doesn't fit
     while best.fits and high - low > 1:
-        middle = (low + high) // 2
+        above, below = lower.used / lower.room - 1.0, 1.0 - best.used / best.room
+        middle = low + math.ceil((high - low) * above / (above + below))
+        middle = min(middle, high - 1)
         if (made := way(paths[:middle])).fits:
             best, high = made, middle
         else:
-            low = middle
+            lower, low = made, middle
     return best
 
 

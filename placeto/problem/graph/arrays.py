@@ -111,18 +111,26 @@ class GraphArrays:
 
         If the arrays have a cycle, the ops on it and after it are missing.
         """
+        if (self.edge_src < self.edge_dst).all():  # nearly always: the ops of a step stand in the order of the program
+            order = list(range(self.num_ops))
+        else:
+            order = self._sorted()
+        made = np.array(order, np.int64)
+        made.setflags(write=False)
+        return made
+
+    def _sorted(self) -> list[int]:
+        """Return the topological order of ops some of which stand before a producer of theirs."""
         missing = np.diff(self.input_ptr).tolist()
         ready = [op for op in range(self.num_ops) if missing[op] == 0]
-        order = []
+        order = list[int]()
         while ready:
             order.append(heapq.heappop(ready))
             for reader in self.readers[order[-1]]:
                 missing[reader] -= 1
                 if missing[reader] == 0:
                     heapq.heappush(ready, reader)
-        made = np.array(order, np.int64)
-        made.setflags(write=False)
-        return made
+        return order
 
     @cached_property
     def position(self) -> np.ndarray:
