@@ -3,6 +3,7 @@
 Tensors here are small, and two threads that wait for each other on a busy machine take minutes.
 """
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from tests.command_line import NET, OPS
 from tests.packages import adds  # noqa: F401 - a fixture
 
 set_threads(1, 1)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported lives to the end: Python need not look through it each time that it collects garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
