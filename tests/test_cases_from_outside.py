@@ -67,7 +67,7 @@ RIGHT = {
     "73_m_sct_without_limit": lambda printed: all(float(s) < 120 for (s,) in found(r"placer (\S+)", printed)),
     "74_checkpointed_dropout": equal(r"loss (\S+) from gradients (\S+)"),
 }
-"""Each program, and whether what it prints is right. The 120 s of 73 are for compiling kernels: the search takes 1 s."""
+"""Each program, and whether what it prints is right. The 120 s of 73 are for compiling: the search takes 1 s."""
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -93,9 +93,7 @@ def test_each_program_has_its_right_value() -> None:
     ],
     ids=lambda argument: None,
 )
-def test_files_are_refused_in_a_line(
-    command: list[object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_refused_in_a_line(command: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in fails(capsys, *command)
 
 
