@@ -285,14 +285,21 @@ def _change_value(document: Any, rng: random.Random) -> None:
     elif kind == 1 and isinstance(holder, dict):
         holder[rng.choice(("extra", "name", "time_us", "", "\x1b[31m"))] = holder.pop(key)
     elif kind == 1:
-        holder.insert(key, copy.deepcopy(holder[key]))
+        holder.insert(key, _copied(holder[key]))
     elif kind == 2:
         other, where = rng.choice(places)
-        holder[key], other[where] = copy.deepcopy(other[where]), copy.deepcopy(holder[key])
+        holder[key], other[where] = _copied(other[where]), _copied(holder[key])
     elif kind in (3, 4) and isinstance(holder[key], int | float):
         holder[key] = holder[key] * rng.choice((-1, 0.5, 1e-9, 1e9, 10**20))
     else:
-        holder[key] = copy.deepcopy(rng.choice(EVIL))
+        holder[key] = _copied(rng.choice(EVIL))
+
+
+def _copied(value: Any) -> Any:
+    """A copy of lists and objects; not of tensors, some kinds of which torch can't copy."""
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list) else value
 
 
 def _places(value: Any) -> Any:

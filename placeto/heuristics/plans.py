@@ -46,13 +46,35 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches.
 
     Without micro-batches, each device has one stage: with several stages a device, the step would only send more often,
-    and tools that serve models need contiguous layers.
+    and tools that serve models need contiguous layers. If an inference fits in no such way, it isn't repaired.
     """
+    graph = evaluator.problem.graph
+    contiguous = graph.num_micro_batches == 1
     try_single(evaluator, seed)
-    try_plans(evaluator, seed, contiguous=evaluator.problem.graph.num_micro_batches == 1)
-    if not evaluator.best_fits:
+    try_plans(evaluator, seed, contiguous=contiguous)
+    if contiguous:
+        _fill_memory(evaluator)
+    if not evaluator.best_fits and not (contiguous and graph.mode == "inference"):
         repair(evaluator)
         _until_one_fits(evaluator, _any)
+
+
+def _fill_memory(evaluator: Evaluator) -> None:
+    """If no plan fits, try stages that take equal shares of their devices' memory, and move their borders.
+
+    Each layer counts with its parameters, gradients and optimizer state.
+    """
+    problem, cut = evaluator.problem, layers(evaluator.problem, False)
+    resident = np.bincount(cut.number, weights=problem.resident_bytes, minlength=len(cut))
+    memory = problem.cluster.memory.astype(np.float64)
+    for stages in range(2, min(problem.num_devices, len(cut)) + 1):
+        if evaluator.best_fits or evaluator.exhausted:
+            return
+        devices = np.sort(memory.argsort(kind="stable")[-stages:])  # those with the most memory
+        borders = _balanced(resident, memory[devices])
+        plan = make_plan(problem, tuple((device,) for device in devices.tolist()), borders)
+        evaluator.score_plan(plan, plan.placement(problem))
+        improved(evaluator, plan, ())
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:

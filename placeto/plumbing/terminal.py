@@ -50,8 +50,10 @@ def table(rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     for row in rows:
-        cells = (Text(printable(cell), justify="right" if numbers else "left") for cell in row[1:])
-        grid.add_row(Text(printable(row[0])), *cells)
+        first, *others = (
+            printable(cell).replace("\n", r"\n") for cell in row
+        )  # a row is one line, whatever names hold
+        grid.add_row(Text(first), *(Text(cell, justify="right" if numbers else "left") for cell in others))
     drawn = "".join(segment.text for segment in Console(width=10**6).render(grid))
     return "\n".join(line.rstrip() for line in drawn.splitlines())
 

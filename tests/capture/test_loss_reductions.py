@@ -19,6 +19,8 @@ Loss = Callable[..., Tensor]
 TOLD: dict[str, tuple[Loss, Tensor, str]] = {
     "sum": (lambda y, t: (y - t).square().sum(), NUMBERS, "a sum"),
     "of what is no sum": (lambda y, t: F.mse_loss(y, t, reduction="sum"), NUMBERS, "a sum"),
+    "divided, not linear": (lambda y, t: ((y - t) / len(y)).square().sum(), NUMBERS, "a sum"),
+    "divided in part": (lambda y, t: ((y - t).square() / len(y) + y).sum(), NUMBERS, "a sum"),
     "of classes": (lambda y, t: F.cross_entropy(y, t, reduction="sum"), CLASSES, "a sum"),
     "of means": (lambda y, t: (y - t).mean(1).sum(), NUMBERS, "a sum"),
     "a part": (lambda y, t: F.mse_loss(y, t) - 0.5 * y.exp().sum(), NUMBERS, "a sum"),
@@ -50,6 +52,8 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
     "smooth": (lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1), CLASSES),
     "padded targets without values": (F.cross_entropy, SOME_IGNORED.to("meta")),
     "divided": (lambda y, t: (y - t).square().sum() / len(y), NUMBERS),
+    "divided before": (lambda y, t: ((y - t).square() / len(y)).sum(), NUMBERS),
+    "divided and added": (lambda y, t: (-(y - t).abs().sum(1) / len(y) + y.mean(1) / len(y)).sum(), NUMBERS),
     "by all numbers": (lambda y, t: (y - t).square().sum() / y.numel(), NUMBERS),
     "batchmean": (lambda y, t: F.kl_div(y, t, reduction="batchmean"), NUMBERS),
     "of each sample": (lambda y, t: (y - t).square().sum(1).mean(), NUMBERS),

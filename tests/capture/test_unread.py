@@ -2,11 +2,17 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture import capture_inference, capture_training
+from placeto.problem.cluster import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from tests.memory_meter import peak_of_training_step
 
 
 class TwoHeads(nn.Module):
@@ -39,3 +45,53 @@ def test_an_inference_has_what_is_thrown_away_and_no_views_of_it() -> None:
     graph = capture_inference(module, [torch.randn(16, 8)])
     assert graph.modules.count("large") == 2 * 1 + 2  # two products, weight and bias
     assert "aten.max" in {kind.partition(".dim")[0] for kind in graph.op_types}
+
+
+def layers(count: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(count)))
+
+
+class Features(nn.Module):
+    """Returns what each of its layers computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers(8)
+
+    def forward(self, x: Tensor) -> dict[int, Tensor]:
+        outputs = {}
+        for number, layer in enumerate(self.layers):
+            x = outputs[number] = layer(x)
+        return outputs
+
+
+class Beside(nn.Module):
+    """Has a second head of three layers, which no gradient needs."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.body, self.aside, self.first = layers(2), layers(3), first
+
+    def forward(self, x: Tensor) -> dict[Any, Tensor]:
+        hidden = self.body(x)
+        heads = {2: hidden * 2, "aside": self.aside(hidden).softmax(-1)}
+        return heads if self.first else {"aside": self.aside(hidden).exp(), 2: hidden * 2}
+
+
+@pytest.mark.parametrize("module", [Features(), Beside(first=True), Beside(first=False)])
+def test_unread_outputs_are_held_until_the_loss_is_there(module: nn.Module) -> None:
+    x = torch.randn(256, 8)
+
+    def squares(outputs: dict[int, Tensor]) -> Tensor:
+        return outputs[2].square().mean()
+
+    squares(module(x)).backward()
+    for parameter in module.parameters():
+        parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter)
+    real = peak_of_training_step(module, [x], squares, [])
+    graph = capture_training(module, [x], squares)
+    problem = PlacementProblem(graph, load_cluster("2xv100"), dispatch="list")
+    peak = simulate(problem, np.zeros(graph.num_ops, np.int64)).peak_memory[0]
+    used = [p for p in module.parameters() if p.grad is not None]
+    kept = sum(p.nbytes for p in module.parameters()) + 3 * sum(p.nbytes for p in used)  # gradients and two moments
+    assert peak - kept == real

@@ -79,3 +79,13 @@ def test_names_hold_no_escapes(capsys: pytest.CaptureFixture[str], schedule: Sch
     problem = PlacementProblem(schedule.problem.graph, replace(cluster, devices=(first, *cluster.devices[1:])))
     show_devices(simulate(problem, np.array([0, 1])))
     assert "gpu\\x1b[31m[bold]  " in capsys.readouterr().out
+
+
+def test_names_with_line_ends_take_one_line(schedule: Schedule, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = schedule.problem.cluster
+    devices = tuple(replace(device, name=f"{device.name}\ntouch ran") for device in cluster.devices)
+    problem = replace(schedule.problem, cluster=replace(cluster, devices=devices))
+    show_devices(simulate(problem, schedule.placement))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(devices)
+    assert all(r"\ntouch ran" in line for line in lines[1:])

@@ -1,5 +1,6 @@
 """The layers of each device are found again in a placement, and rounded where it divides them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,3 +91,15 @@ def test_what_has_no_list_of_layers_is_refused() -> None:
     plain.add_module("other", nn.Linear(64, 64))
     with pytest.raises(PlacementError, match="has no list of layers"):
         whole_layers(planned(captured(plain), [(0,), (1,)]), "the tool")
+
+
+def test_an_inference_needs_no_plan_if_each_layer_is_on_one_device() -> None:
+    planned_schedule = cut(INFERENCE, [1, 0], ["body.h.2"])
+    free = simulate(planned_schedule.problem, planned_schedule.placement)
+    assert whole_layers(free, "vLLM", trains=False).stages == ((0, 2), (2, 6))
+    problem, divided = free.problem, free.placement.copy()
+    busy = layers(problem, False).busy_us > 0.0
+    several = np.bincount(layers(problem, False).number[busy])[layers(problem, False).number] > 1
+    divided[np.flatnonzero(busy & several)[0]] = 3
+    with pytest.raises(PlacementError, match="no plan"):
+        whole_layers(simulate(problem, divided), "vLLM", trains=False)

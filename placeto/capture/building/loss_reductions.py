@@ -59,6 +59,7 @@ class _Apart:
     """What a value is that has the samples apart."""
 
     dim: int | None  # the dimension in which they are, as its outermost part; None = that can't be seen
+    divided: bool = False  # whether it is divided by the number of samples, so that its sum is a mean
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,12 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
             elif why := _ignoring(node, batch):
                 states[node] = _Combined(why)
             else:
-                states[node] = _of_samples(node, rows, apart)
-    state = states.get(loss)
-    return state.why if isinstance(state, _Combined) else ""
+                state, divided = _of_samples(node, rows, apart), _is_divided(node, rows, states)
+                if isinstance(state, _Apart):
+                    state = _Apart(state.dim, divided)
+                states[node] = _Combined() if divided and state == _Combined(_IS_SUM) else state
+    of_loss = states.get(loss)
+    return of_loss.why if isinstance(of_loss, _Combined) else ""
 
 
 def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -> _Combined:
@@ -109,6 +113,20 @@ def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -
     if packet not in _LINEAR and why in ("", _IS_SUM):
         return _Combined(_IS_FUNCTION.format(f"{packet.__name__} of a mean or a sum"))
     return _Combined(why)
+
+
+def _is_divided(node: Node, rows: int, states: Mapping[Node, _Apart | _Combined]) -> bool:
+    """Whether a value with the samples apart is divided by their number, or is linear in such values."""
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    parts = [states.get(source) for source in node.all_input_nodes]
+    if packet is aten.div and isinstance(node.args[1], int | float) and node.args[1] % rows == 0:
+        return True
+    further = packet in (aten.add, aten.sub) and not isinstance(node.args[1], Node)  # a number, which isn't divided
+    factors = packet in (aten.mul, aten.div) and sum(part is not None for part in parts) > 1
+    rest = [] if packet in (aten.mul, aten.div) else [part for part in parts if part is None]
+    known = [part for part in parts if part is not None]
+    alike = all(isinstance(part, _Apart) and part.divided for part in known)
+    return packet in _LINEAR and alike and not (further or factors or rest)
 
 
 def _is_absent(node: Node, batch: Mapping[Node, Any]) -> bool:

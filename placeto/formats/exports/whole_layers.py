@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from placeto.errors import PlacementError
 from placeto.problem.step.borders import never_cut
-from placeto.problem.step.plan import NO_BLOCKS, NO_PLAN, Plan
+from placeto.problem.step.plan import NO_BLOCKS, NO_PLAN, Plan, plan_of_inference
 from placeto.problem.step.whole_modules import paths_of
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -72,19 +72,22 @@ def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLay
     """
     problem, graph = schedule.problem, schedule.problem.graph
     paths_of(graph)  # which refuses graphs without modules
-    if schedule.plan is None:
+    of_schedule = schedule.plan
+    if of_schedule is None and not trains:
+        of_schedule = plan_of_inference(problem, schedule.placement)
+    if of_schedule is None:
         why = never_cut(graph) if trains else ""
         raise PlacementError(f"{graph.name}: {why or f'{NO_PLAN} torch-pipeline' if trains else f'{NO_PLAN} pipeline'}")
-    if not schedule.plan.even:
+    if not of_schedule.even:
         raise PlacementError(
             f"{graph.name}: the replicas of its stages differ in number or in their micro-batches, {tool} needs "
             f"equally many of each stage: {'place with --placer torch-pipeline' if trains else ALONE}"
         )
-    plan, whole = schedule.plan.in_blocks(problem), schedule
+    plan, whole = of_schedule.in_blocks(problem), schedule
     blocks = plan.layers(problem).blocks
     if not blocks.modules:
         raise PlacementError(f"{graph.name}: {NO_BLOCKS}")
-    if plan != schedule.plan:
+    if plan != of_schedule:
         order = schedule.order[schedule.order < problem.num_ops]
         whole = simulate(problem, plan, order=order)
     time = (schedule.finish_us - schedule.start_us) * (graph.micro_batches >= 0 if plan.num_micro_batches > 1 else 1)

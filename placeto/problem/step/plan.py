@@ -353,6 +353,25 @@ def check_plan_of(plan: Plan, problem: PlacementProblem, placement: np.ndarray) 
         )
 
 
+def plan_of_inference(problem: PlacementProblem, placement: np.ndarray) -> Plan | None:
+    """The plan whose stages are the runs of layers that a placement (N,) has on one device each, in one micro-batch.
+
+    None if a layer is on several devices, or the step is in several micro-batches.
+    """
+    cut = layers(problem, False)
+    busy = cut.busy_us > 0.0
+    device = np.zeros(len(cut), np.int64)
+    device[cut.number[busy]] = placement[busy]
+    borders = np.flatnonzero(np.diff(device)) + 1
+    stages = tuple((number,) for number in device[[0, *borders]].tolist())
+    plan = Plan(stages, tuple(borders.tolist()), (((0,),),) * len(stages), len(cut))
+    try:
+        check_plan_of(plan, problem, placement)
+    except PlanError:
+        return None
+    return plan
+
+
 def on_devices(devices: Iterable[int], cluster: Cluster) -> str:
     """Return a phrase such as "on 2 devices"; if kinds differ in the cluster, such as "on 2 x v100 + 1 x p100"."""
     counts = Counter(cluster.devices[device].kind for device in sorted(devices))
