@@ -211,9 +211,10 @@ def place(
         return place_problem(problem, place_by, simulations, seconds, seed, undivided)
 
     if micro_batches == "auto":
-        from placeto.planning.numbers import in_numbers, place_in_best
+        from placeto.planning.numbers import COUNTS, Numbers, place_in_best
 
-        chosen = place_in_best(in_numbers(problem_of)[0], place_one, simulations, seconds)
+        problems = dict(Numbers(problem_of).wanted(COUNTS))
+        chosen = place_in_best(problems, place_one, simulations, seconds)
         count, result = chosen.count, chosen.result
     else:
         count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)

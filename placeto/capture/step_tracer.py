@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.capture.inputs.batch_dimension import Sizes, first_part
+from placeto.capture.inputs.batch_dimension import Sizes, first_samples
 from placeto.capture.inputs.objects import closed, opened
 from placeto.capture.module_state.atomic_module import Whole, keeping_tensors
 from placeto.capture.module_state.attributes import Snapshot, attribute
@@ -178,7 +178,9 @@ class StepTracer:
         params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in self._whole.named_parameters()}
         buffers = {key: tensor(b) for key, b in self._whole.named_buffers()}
         arguments = tree_map(lambda leaf: _requiring_grad(tensor(leaf), leaf), opened(self._arguments))
-        return params, buffers, *(arguments if parts == 1 else first_part(arguments, self._length, parts))
+        if parts > 1:
+            arguments = first_samples(arguments, self._length, self._length // parts)
+        return params, buffers, *arguments
 
     @contextmanager
     def _contexts(self) -> Iterator[None]:

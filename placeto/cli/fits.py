@@ -34,7 +34,7 @@ def run(arguments: Arguments) -> None:
     """Simulate the step on one device and print what it holds."""
     from placeto.planning.fits import device_of, fits
     from placeto.planning.ways import with_headroom
-    from placeto.problem.graph import ComputationGraph
+    from placeto.problem.costs import load_costs
 
     options, memory = arguments.model, arguments.memory
     if (arguments.cluster is None) == (memory is None):
@@ -49,12 +49,8 @@ def run(arguments: Arguments) -> None:
     model, counts = options.find(), options.counts
 
     with ProgressBar("capturing", total=len(counts) + 1) as bar:
-
-        def capture(count: int) -> ComputationGraph:
-            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
-            return model.capture(options, count)
-
-        result = fits(capture, cluster, model.batch, counts)
+        problem_of = options.captured(model, cluster, load_costs("efficiency"), bar)
+        result = fits(problem_of, cluster, model.batch, counts, problem_of)
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))

@@ -100,10 +100,10 @@ def run(arguments: Arguments) -> None:
     if isinstance(count := arguments.options.micro_batches, int):
         result = place_by(problem_of(count), budget.simulations, budget.seconds)
     else:
-        from placeto.planning.numbers import in_numbers, place_in_best  # it captures the step, which needs torch
+        from placeto.planning.numbers import COUNTS, Numbers, place_in_best
 
-        problems, left_out = in_numbers(problem_of)
-        chosen = place_in_best(problems, place_by, budget.simulations, budget.seconds)
+        numbers = Numbers(problem_of)
+        chosen = place_in_best(dict(numbers.wanted(COUNTS)), place_by, budget.simulations, budget.seconds)
         result = chosen.result
     problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
@@ -130,7 +130,7 @@ def run(arguments: Arguments) -> None:
         for count, first in chosen.first.items():
             much = "" if first.fits else ", does not fit into memory"
             say(f"  {count:>2}         {format_us(first.makespan_us)}{much}")
-        for count, why in (left_out | chosen.left_out).items():
+        for count, why in (numbers.left_out | chosen.left_out).items():
             say(f"  {count:>2}         not tried: {why}")
         single_us = min(first.problem.single_device_us for first in chosen.first.values())
         share = f"{schedule.makespan_us / single_us:.4f} of the best single device"

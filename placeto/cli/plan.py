@@ -12,7 +12,6 @@ from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.model_config import Model, precision_of
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
-from placeto.errors import UsageError
 from placeto.plumbing.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -61,33 +60,20 @@ _SNIPPET = """In your program, before the model is wrapped:
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
-    from placeto.errors import CaptureError
     from placeto.formats.plan import save_plan
     from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
-    from placeto.problem.problem import PlacementProblem
 
     machine, options = find_cluster(arguments.cluster), arguments.model
     cluster = with_headroom(machine, options.headroom)
     costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
     name, batch = model.name, model.batch
 
+    by = arguments.runnable_by
     with ProgressBar("planning", total=len(counts) + 1) as bar:
-
-        def problem_of(count: int) -> PlacementProblem:
-            bar.update(bar.completed, f"capturing {count} micro-batch{'es' if count > 1 else ''}")
-            try:
-                graph = model.capture(options, count)
-            except CaptureError as error:
-                if count == options.micro_batches:
-                    raise UsageError(f"--micro-batches {count}: {error}") from None
-                raise
-            bar.advance("simulating ways to run it")
-            return PlacementProblem(graph, cluster, costs)
-
-        by = arguments.runnable_by
-        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
+        problem_of = options.captured(model, cluster, costs, bar)
+        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, problem_of)
         bar.update(bar.total)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")

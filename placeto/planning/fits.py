@@ -5,19 +5,19 @@ Nothing is placed, and times don't matter: one device runs the step in the order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
-from placeto.errors import CaptureError
-from placeto.planning.numbers import COUNTS
-from placeto.planning.planned_steps import Kind, PlannedStep, ways_out
+from placeto.planning.numbers import COUNTS, Numbers, ProblemOf
+from placeto.planning.planned_steps import Kind, PlannedStep, WayOut, advice_on_ways_out
 from placeto.planning.short_memory import fewest_blocks
 from placeto.planning.single_ways import one_device, sharded
-from placeto.planning.ways import plans_of
+from placeto.planning.ways import leanest, one_each, plans_of
+from placeto.planning.ways_out import Smaller, ways_out
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
@@ -25,13 +25,9 @@ from placeto.problem.step.recomputation import recomputable
 from placeto.problem.units import format_bytes
 from placeto.simulator.readings.memory_timeline import CATEGORIES
 
-if TYPE_CHECKING:
-    from placeto.problem.graph import ComputationGraph
-
-Capture = Callable[[int], "ComputationGraph"]
-"""Captures the step, given the number of micro-batches."""
 Way = Callable[[PlacementProblem, tuple[str, ...]], PlannedStep]
 """Makes a way to run the problem of a step that recomputes some blocks."""
+_lacks = attrgetter("lacks")
 
 
 @dataclass(frozen=True)
@@ -43,6 +39,7 @@ class Fits:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    ways_out: tuple[WayOut, ...] = ()  # if nothing fits
 
     def advice(self) -> str:
         """Say for each kind of device, in a sentence each, how the step fits, or how much memory is missing."""
@@ -51,28 +48,28 @@ class Fits:
         for device in _kinds(step.device for step in alone):
             *_, last = on_device = [step for step in alone if step.device == device]
             if last.fits:
-                left = format_bytes(last.room - last.used)
-                sentences.append(f"It fits on {_named(device)}{_how(last)}, with {left} left.{last.warning}")
-            elif resident_bytes(last) > last.room:
-                held = format_bytes(resident_bytes(last))
+                left = format_bytes(-last.lacks)
+                sentences.append(f"It fits on {_named(device)}{last.how}, with {left} left.{last.warning}")
+            elif last.resident_bytes > last.room:
+                held = format_bytes(last.resident_bytes)
                 sentences.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
             else:
-                least = min(on_device, key=_lack)
+                least = min(on_device, key=_lacks)
                 sentences.append(
-                    f"It doesn't fit on {_named(device)}: it lacks {format_bytes(_lack(least))}{_how(least)}."
+                    f"It doesn't fit on {_named(device)}: it lacks {format_bytes(least.lacks)}{least.how}."
                 )
         divided = [step for step in self.steps if step.kind != Kind.ONE]
         if divided:
-            step = min(divided, key=_lack)
+            step = min(divided, key=_lacks)
             way = f"As {step.kind} ({step.shape})"
             if step.kind == Kind.FULLY_SHARDED:
                 way = f"With its parameters divided over {_devices(step)} devices"
-            found = f" each lacks {format_bytes(_lack(step))}{_how(step)}."
+            found = f" each lacks {format_bytes(step.lacks)}{step.how}."
             if step.fits:
-                found = f" it fits{_how(step)}: each has {format_bytes(step.used)} at most.{step.warning}"
+                found = f" it fits{step.how}: each has {format_bytes(step.used)} at most.{step.warning}"
             sentences.append(f"{way}{found}")
         if not any(step.fits for step in self.steps):
-            sentences.append(ways_out(self.steps, [step.micro_batches for step in self.steps]).strip())
+            sentences.append(advice_on_ways_out(self.steps, self.ways_out, timed=False).strip())
         return " ".join(sentences)
 
     def __str__(self) -> str:
@@ -85,14 +82,20 @@ class Fits:
                 step.recomputed or "-",
                 *(format_bytes(step.memory[name]) for name in CATEGORIES),
                 format_bytes(step.used),
-                "yes" if step.fits else f"lacks {format_bytes(_lack(step))}",
+                "yes" if step.fits else f"lacks {format_bytes(step.lacks)}",
             ]
             for step in self.steps
         ]
         return table([head, *rows])
 
 
-def fits(capture: Capture, cluster: Cluster, batch: int, counts: Sequence[int] = COUNTS) -> Fits:
+def fits(
+    problem_of: ProblemOf,
+    cluster: Cluster,
+    batch: int,
+    counts: Sequence[int] = COUNTS,
+    smaller: Smaller | None = None,
+) -> Fits:
     """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
     The step is tried in more and more micro-batches, and then, in the largest number, with the fewest recomputed blocks
@@ -102,79 +105,52 @@ def fits(capture: Capture, cluster: Cluster, batch: int, counts: Sequence[int] =
     is kept.
 
     Args:
-        capture: captures the step.
+        problem_of: returns the step in a given number of micro-batches, on the cluster.
         cluster: the cluster with the devices.
         batch: number of samples of a step.
         counts: numbers of micro-batches to try, the least first.
+        smaller: as for `placeto.planning.ways.plans_of`.
 
     Raises:
         CaptureError: the step can't be captured in the first of these ways.
     """
-    captured, left_out, steps = cache(capture), dict[int, str](), list[PlannedStep]()
+    numbers, steps = Numbers(problem_of), list[PlannedStep]()
 
-    def graphs(numbers: Iterable[int]) -> Iterator[ComputationGraph]:
-        for count in (number for number in numbers if number not in left_out):
-            try:
-                yield captured(count)
-            except CaptureError as refused:
-                if not steps:
-                    raise
-                left_out[count] = str(refused)
-
-    def try_until_it_fits(numbers: Iterable[int], on: Cluster, way: Way) -> None:
+    def try_until_it_fits(wanted: Iterable[int], way: Way) -> None:
         problem = None
-        for graph in graphs(numbers):
-            problem = PlacementProblem(graph, on)
+        for _, problem in numbers.wanted(wanted):
             steps.append(way(problem, ()))
-            if steps[-1].fits or resident_bytes(steps[-1]) > steps[-1].room:
+            if steps[-1].fits or steps[-1].resident_bytes > steps[-1].room:
                 return
         if problem is not None and (paths := recomputable(problem.graph)):
             steps.append(fewest_blocks(partial(way, problem), paths, steps[-1]))
 
+    def alone(device: int, problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
+        return one_device(problem, device, batch, blocks)
+
+    def divided(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
+        return sharded(problem, cluster.computing, 3, batch, blocks)
+
     for device in _kinds(cluster.devices):
-
-        def alone(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
-            return one_device(problem, 0, batch, blocks)
-
-        try_until_it_fits(counts, _one(device), alone)
-    computing = tuple(number for number, device in enumerate(cluster.devices) if not device.is_cpu)
-    if len(computing) > 1 and not any(step.fits for step in steps):
-
-        def divided(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
-            return sharded(problem, computing, 3, batch, blocks)
-
-        numbers = [count for count in counts if count % len(computing) == 0] or [len(computing)]
-        try_until_it_fits(numbers, cluster, divided)
-        if not any(step.fits for step in steps):
-            numbers = [count for count in (*counts, 1) if count not in left_out]
-            plans = plans_of(lambda count: PlacementProblem(captured(count), cluster), batch, numbers, 0)
-            if plans.best.fits or plans.best.kind not in (Kind.ONE, Kind.FULLY_SHARDED):
-                steps.append(plans.best)
-    return Fits(tuple(steps), left_out)
+        try_until_it_fits(counts, partial(alone, cluster.devices.index(device)))
+    if any(step.fits for step in steps):
+        return Fits(tuple(steps), numbers.left_out)
+    if len(cluster.computing) > 1:
+        each = one_each(cluster, counts)
+        try_until_it_fits(each or [count for count in counts if count % len(cluster.computing) == 0], divided)
+        if steps[-1].fits:
+            return Fits(tuple(steps), numbers.left_out)
+        plans = plans_of(numbers, batch, (*counts, 1), 0, smaller=smaller)
+        if plans.best.fits or plans.best.kind not in (Kind.ONE, Kind.FULLY_SHARDED):
+            steps.append(plans.best)
+        return Fits(tuple(steps), plans.left_out, plans.ways_out)
+    left_out, best = numbers.left_out, min(steps, key=_lacks)
+    return Fits(tuple(steps), left_out, ways_out(numbers, best, batch, partial(leanest, None), smaller))
 
 
 def device_of(memory: int) -> Cluster:
     """Return a cluster of one device with `memory` bytes; its speeds are arbitrary, as they change no memory."""
-    return _one(Device("device", "device", 1e12, 1e12, memory))
-
-
-def resident_bytes(step: PlannedStep) -> int:
-    """Return the bytes of parameters, gradients and the optimizer's state on the fullest device."""
-    result = step.result
-    return int(result.problem.resident_bytes[result.placement == step.fullest].sum())
-
-
-def _one(device: Device) -> Cluster:
-    return Cluster("one", (device,), np.ones((1, 1)), np.zeros((1, 1)))
-
-
-def _lack(step: PlannedStep) -> int:
-    return step.used - step.room
-
-
-def _how(step: PlannedStep) -> str:
-    """How the step runs, such as " in 4 micro-batches, recomputing 5 of 22 blocks"; "" for the whole batch without."""
-    return step.parts + (f", recomputing {step.recomputed}" if step.recomputed else "")
+    return Cluster("one", (Device("device", "device", 1e12, 1e12, memory),), np.ones((1, 1)), np.zeros((1, 1)))
 
 
 def _where(step: PlannedStep) -> str:

@@ -6,7 +6,7 @@ is best depends on the model, the batch, the cluster and the placement. So the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from placeto.errors import CaptureError, PlacerError, PlacetoError, PlanError
@@ -21,8 +21,56 @@ LEAST = 30
 _FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
 
 
+ProblemOf = Callable[[int], PlacementProblem]
+"""Returns a step in a given number of micro-batches, on the cluster; a CaptureError says why it can't be split so."""
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 """Places a problem within a budget of simulations or seconds."""
+
+
+class Numbers:
+    """A step in several numbers of micro-batches. It is captured in each of them once, when it is first wanted."""
+
+    def __init__(self, problem_of: ProblemOf) -> None:
+        self._problem_of = problem_of
+        self._refused = dict[int, CaptureError]()
+        self.problems = dict[int, PlacementProblem]()
+
+    def __call__(self, count: int) -> PlacementProblem:
+        """Return the step in a number of micro-batches.
+
+        Raises:
+            CaptureError: the step can't be captured in this number.
+        """
+        if count in self._refused:
+            raise self._refused[count]
+        if count not in self.problems:
+            try:
+                self.problems[count] = self._problem_of(count)
+            except CaptureError as refused:
+                self._refused[count] = refused
+                raise
+        return self.problems[count]
+
+    def wanted(self, counts: Iterable[int]) -> Iterator[tuple[int, PlacementProblem]]:
+        """Yield those of some numbers in which the step can be captured, and the step in them.
+
+        Raises:
+            CaptureError: the step can't be captured in any number that was wanted so far; it is the first refusal.
+            PlanError: no number was wanted so far.
+        """
+        for count in dict.fromkeys(counts):
+            try:
+                problem = self(count)
+            except CaptureError:
+                continue
+            yield count, problem
+        if not self.problems:
+            raise next(iter(self._refused.values()), PlanError("no number of micro-batches: give at least one"))
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Numbers of micro-batches that the step can't be split into, and why."""
+        return {count: str(refused) for count, refused in self._refused.items()}
 
 
 @dataclass(frozen=True)
@@ -33,30 +81,6 @@ class Chosen:
     result: PlacementResult
     first: dict[int, PlacementResult]  # of each number, with its share of a third of the budget
     left_out: dict[int, str]  # by number: why the step could not be placed in it
-
-
-def in_numbers(
-    problem_of: Callable[[int], PlacementProblem], counts: Iterable[int] = COUNTS
-) -> tuple[dict[int, PlacementProblem], dict[int, str]]:
-    """Return a step in each number of micro-batches, and for numbers that it can't be split into, why.
-
-    Args:
-        problem_of: returns the step in a given number of micro-batches, on the cluster.
-        counts: the numbers.
-
-    Raises:
-        CaptureError: the step can't be captured in any of these numbers; it is the first refusal.
-        PlanError: `counts` is empty.
-    """
-    problems, left_out, first = dict[int, PlacementProblem](), dict[int, str](), None
-    for count in dict.fromkeys(counts):
-        try:
-            problems[count] = problem_of(count)
-        except CaptureError as refused:
-            first, left_out[count] = first or refused, str(refused)
-    if not problems:
-        raise first or PlanError("no number of micro-batches: give at least one, such as 8")
-    return problems, left_out
 
 
 def place_in_best(

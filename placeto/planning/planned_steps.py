@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -141,6 +142,16 @@ class PlannedStep:
         return self.used <= self.room
 
     @property
+    def lacks(self) -> int:
+        """Bytes that the fullest device lacks; below 0 if it has some left."""
+        return self.used - self.room
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters, gradients and the optimizer's state on the fullest device."""
+        return int(self.result.problem.resident_bytes[self.result.placement == self.fullest].sum())
+
+    @property
     def idle(self) -> float:
         """The bubble: the share of the step in which a device computes nothing, as a mean over the whole cluster."""
         schedule = self.schedule
@@ -158,10 +169,14 @@ class PlannedStep:
         return "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
 
     @property
+    def how(self) -> str:
+        """Micro-batches and recomputation, such as " in 4 micro-batches, recomputing 5 of 22 blocks"; may be ""."""
+        return self.parts + (f", recomputing {self.recomputed}" if self.recomputed else "")
+
+    @property
     def name(self) -> str:
         """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
-        recomputed = f", recomputing {self.recomputed}" if self.recomputed else ""
-        return f"{self.kind} ({self.shape}){self.parts}{recomputed}"
+        return f"{self.kind} ({self.shape}){self.how}"
 
     @cached_property
     def recomputed(self) -> str:
@@ -196,12 +211,12 @@ class PlannedStep:
     @property
     def warning(self) -> str:
         """A sentence if the way fits so tightly that it may not fit in fact; else ""."""
-        left = self.room - self.used
-        if self.device.is_cpu or not 0 <= left < LEFT * self.room:
+        if self.device.is_cpu or not 0 <= -self.lacks < LEFT * self.room:
             return ""
+        left = f"{format_bytes(-self.lacks)} of {format_bytes(self.room)}"
         return (
-            f" Only {format_bytes(left)} of {format_bytes(self.room)} are left, and the CUDA context, kernels and "
-            "fragments need memory, too: plan with --headroom 1GB to keep some free."
+            f" Only {left} are left, and the CUDA context, kernels and fragments need memory, too: plan with "
+            "--headroom 1GB to keep some free."
         )
 
     @cached_property
@@ -226,6 +241,13 @@ class PlannedStep:
         return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed)
 
 
+class WayOut(NamedTuple):
+    """A change to a step that fits in no way, and the best way then. It may not fit either."""
+
+    change: str  # such as "a batch of 8"
+    step: PlannedStep
+
+
 @dataclass(frozen=True, eq=False)
 class Plans:
     """Ways to run a step, best first: those that fit, by their time, then the others."""
@@ -236,6 +258,7 @@ class Plans:
     tried: tuple[int, ...] = ()  # numbers of micro-batches
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
     unlimited: PlannedStep | None = None  # the fastest way with any memory; None if it fits
+    ways_out: tuple[WayOut, ...] = ()  # if nothing fits
 
     @property
     def best(self) -> PlannedStep:
@@ -246,8 +269,8 @@ class Plans:
         """Say which way to use and why, and what the best way of another kind would take."""
         best, others = self.best, self.steps[1:]
         if not best.fits:
-            lacks = format_bytes(best.used - best.room)
-            return f"None of these fits: {best.name} lacks the least, {lacks}.{ways_out(self.steps, self.tried)}"
+            least = f"{best.name} lacks the least, {format_bytes(best.lacks)}"
+            return f"None of these fits: {least}.{advice_on_ways_out(self.steps, self.ways_out, timed=True)}"
         one_device = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = ""
         if one_device is not None and best is not one_device:
@@ -303,22 +326,29 @@ class Plans:
         return table(self.cells())
 
 
-def ways_out(steps: Sequence[PlannedStep], tried: Sequence[int]) -> str:
-    """Return sentences on what may let a step fit that was not tried.
+def advice_on_ways_out(steps: Sequence[PlannedStep], ways_out: Sequence[WayOut], timed: bool) -> str:
+    """Return sentences on what lets a step fit, what doesn't, and what was not tried.
 
     Args:
         steps: the ways that were tried, which don't fit.
-        tried: numbers of micro-batches in which they were tried.
+        ways_out: the changes that were planned.
+        timed: whether the speeds of the devices are known.
     """
-    untried, batch = list[str](), steps[0].batch
+    fitting, lacking, untried = list[str](), list[str](), list[str]()
+    for change, step in ways_out:
+        if step.fits:
+            took = f"{format_us(step.step_us)} a step, " if timed else ""
+            fitting.append(f"{change}: {step.name}, {took}{format_bytes(step.used)} of {format_bytes(step.room)}")
+        else:
+            lacking.append(f"{change} lacks {format_bytes(step.lacks)}")
+    text = f" It fits with {'; with '.join(fitting)}." if fitting else ""
+    text += f" Not enough: {'; '.join(lacking)}." if lacking else ""
     if not any(step.recomputed or recomputable(step.result.problem.graph) for step in steps):
         untried.append("activation checkpoints, which a FACTORY can switch on in its module")
-    if max(tried, default=1) < batch:
-        untried.append(f"smaller micro-batches (--micro-batches {batch})")
     if max(step.memory["optimizer"] - step.memory["gradients"] for step in steps) > 0:
         untried.append("an optimizer with less state (--optimizer lion or sgd)")
-    devices = [device for device in steps[0].result.problem.cluster.devices if not device.is_cpu]
-    if len(devices) > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
-        untried.append(f"parameters divided by FSDP, which needs a batch that {len(devices)} divides")
+    devices = len(steps[0].result.problem.cluster.computing)
+    if devices > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
+        untried.append(f"parameters divided by FSDP, which needs a batch that {devices} divides")
     untried.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")
-    return f" Not tried: {'; '.join(untried)}. Else use more devices, or a smaller batch."
+    return f"{text} Not tried: {'; '.join(untried)}."

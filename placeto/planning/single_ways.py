@@ -42,8 +42,8 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 
     The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
     """
-    devices, steps = problem.cluster.devices, []
-    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not devices[d].is_cpu]
+    computing, steps = problem.cluster.computing, []
+    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if d in computing]
     for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
         if count > len(layers(problem, False)):
             continue

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.errors import CaptureError, ClusterError, PlanError
+from placeto.errors import ClusterError, PlanError
 from placeto.heuristics.plans import can_run, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import COUNTS, LEAST, in_numbers, place_in_best
+from placeto.planning.numbers import COUNTS, LEAST, Numbers, ProblemOf, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, kind_of
 from placeto.planning.short_memory import ways_that_fit
-from placeto.planning.single_ways import in_order, one_device, planned, whole_modules
+from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
+from placeto.planning.ways_out import Smaller, ways_out
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
@@ -90,18 +91,24 @@ def plan(
         ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
         PlanError: `micro_batches` is empty, or `simulations` is negative.
     """
-    from placeto.capture.inputs.batch_dimension import batch_length
+    from placeto.capture.inputs.arguments import plain
+    from placeto.capture.inputs.batch_dimension import batch_length, first_samples
     from placeto.capture.trace import capture_training
 
     on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
     by = costs if not isinstance(costs, str) and hasattr(costs, "op_time_us") else load_costs(costs)
 
-    def problem_of(count: int) -> PlacementProblem:
-        how: dict[str, Any] = {"precision": precision, "micro_batches": count}
-        how |= {"optimizer": optimizer, "master_weights": master_weights}
-        return PlacementProblem(capture_training(model, inputs, loss, targets=targets, **how), on, by)
+    how: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "master_weights": master_weights}
+    batch = batch_length(inputs, targets)
 
-    return plans_of(problem_of, batch_length(inputs, targets), micro_batches, simulations, seed, runnable_by)
+    def problem_of(count: int, samples: int = batch) -> PlacementProblem:
+        given = inputs, targets
+        if samples < batch:
+            given = first_samples((plain(inputs), plain(targets)), batch, samples)
+        graph = capture_training(model, given[0], loss, targets=given[1], micro_batches=count, **how)
+        return PlacementProblem(graph, on, by)
+
+    return plans_of(problem_of, batch, micro_batches, simulations, seed, runnable_by, problem_of)
 
 
 def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
@@ -120,18 +127,20 @@ def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
 
 @collected_seldom()
 def plans_of(
-    problem_of: Callable[[int], PlacementProblem],
+    problem_of: ProblemOf,
     batch: int,
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
     runnable_by: Tool | None = None,
+    smaller: Smaller | None = None,
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
 
     If none of them fits, or only so tightly that `PlannedStep.warning` says so, the step is also tried in the number in
     which each device gets one micro-batch, unless a multiple of it was tried. If the fastest way doesn't fit, ways are
-    tried that recompute blocks: see `placeto.planning.short_memory`.
+    tried that recompute blocks: see `placeto.planning.short_memory`. If nothing fits then, the step is changed: see
+    `placeto.planning.ways_out`.
 
     Args:
         problem_of: returns the step in a given number of micro-batches, on the cluster.
@@ -141,6 +150,7 @@ def plans_of(
             number of micro-batches of the best other way, or the whole batch if a short search finds more there.
         seed: seed of that search.
         runnable_by: the tool that is to run the ways, as `plan` takes it.
+        smaller: returns the step with fewer samples; None = a smaller batch is no way out.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
@@ -148,18 +158,15 @@ def plans_of(
     """
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
-    (problems, left_out), refusals = in_numbers(problem_of, counts), list[str]()
-    planned = plain_ways(problems, batch, runnable_by, refusals)
-    each = one_each(next(iter(problems.values())).cluster, (*problems, *left_out))
+    numbers, refusals = Numbers(problem_of), list[str]()
+    planned = plain_ways(dict(numbers.wanted(counts)), batch, runnable_by, refusals)
+    each = one_each(next(iter(numbers.problems.values())).cluster, (*numbers.problems, *numbers.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
-        more, why = _captured(problem_of, each)
-        problems |= more
-        left_out |= why
-        planned += plain_ways(more, batch, runnable_by, refusals)
+        planned += plain_ways(dict(numbers.wanted(each)), batch, runnable_by, refusals)
+    problems, left_out = dict(numbers.problems), numbers.left_out
     fastest = min(planned, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
-        keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
-        planned += ways_that_fit(problems, planned, batch, runnable_by, keep)
+        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
     for step in sorted(planned, key=rank):
@@ -172,23 +179,25 @@ def plans_of(
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
     unlimited = None if fastest.fits else fastest
-    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search, unlimited)
+    out = () if steps[0].fits else ways_out(numbers, steps[0], batch, partial(leanest, runnable_by), smaller)
+    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search, unlimited, out)
 
 
 def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
     """Return the number of micro-batches that gives each device but CPUs one, unless `counts` has a multiple of it."""
-    computing = sum(not device.is_cpu for device in cluster.devices)
+    computing = len(cluster.computing)
     return () if computing < 2 or any(count % computing == 0 for count in counts) else (computing,)
 
 
-def _captured(
-    problem_of: Callable[[int], PlacementProblem], counts: Iterable[int]
-) -> tuple[dict[int, PlacementProblem], dict[int, str]]:
-    """Return the step in numbers of micro-batches like `in_numbers`, also if it can't be captured in any of them."""
-    try:
-        return in_numbers(problem_of, counts)
-    except CaptureError as refused:
-        return {}, dict.fromkeys(counts, str(refused))
+def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> PlannedStep:
+    """Return the best of the ways that need the least memory: the simple ones, sharded replicas, and recomputation."""
+    found, count, computing = _simple_ways(problem, batch), problem.graph.num_micro_batches, problem.cluster.computing
+    if len(computing) > 1 and count % len(computing) == 0:
+        found.append(sharded(problem, computing, 3, batch))
+    if not any(step.fits for step in found):
+        problems = {count: problem}
+        found += ways_that_fit(problems, found, batch, runnable_by, _keeping(problems, runnable_by, []))
+    return min(found, key=partial(_rank, runnable_by))
 
 
 def plain_ways(
@@ -211,7 +220,7 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
     ways, that with less memory on the fullest device comes first, and then the simplest kind. If they are to run by a
     tool, those come first that have a placement, which `placeto export` and `placeto run` need.
     """
-    length = _length(step) if step.fits else float(step.used - step.room)
+    length = _length(step) if step.fits else float(step.lacks)
     unplaced = runnable_by is not None and step.placement is None
     return not step.fits, length, unplaced, step.used, [*Kind].index(step.kind)
 
@@ -239,7 +248,7 @@ def _ways_of_plans(
         refusals: see above.
     """
     ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
-    keep = {count: partial(_kept, problem, runnable_by, refusals) for count, problem in problems.items()}
+    keep = _keeping(problems, runnable_by, refusals)
     for count, problem in problems.items():
         for score, plan in ranked_plans(problem, keep[count]) if count > 1 else ():
             shapes = ranked.setdefault(kind_of(plan), {})
@@ -260,6 +269,13 @@ def _ways_of_plans(
 
 def _best_rank(by_count: Mapping[int, tuple[float, Plan]]) -> float:
     return min(score for score, _ in by_count.values())
+
+
+def _keeping(
+    problems: Mapping[int, PlacementProblem], tool: Tool | None, refusals: list[str]
+) -> dict[int, Callable[[Plan], bool]]:
+    """Return by number of micro-batches whether a plan counts: see `_kept`."""
+    return {count: partial(_kept, problem, tool, refusals) for count, problem in problems.items()}
 
 
 def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:

@@ -3,9 +3,10 @@
 import pytest
 
 from placeto.errors import CaptureError
-from placeto.planning.fits import Fits, device_of, fits, resident_bytes
+from placeto.planning.fits import Fits, device_of, fits
 from placeto.planning.planned_steps import Kind
 from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.problem import PlacementProblem
 from tests.captures import chained
 
 WIDTH, LAYERS, BATCH = 512, 4, 4096
@@ -13,13 +14,16 @@ WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
 
 
 def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
-    return fits(lambda count: chained(LAYERS, WIDTH, batch, count, bias=False), cluster, batch, counts)
+    def problem_of(count: int, samples: int = batch) -> PlacementProblem:
+        return PlacementProblem(chained(LAYERS, WIDTH, samples, count, bias=False), cluster)
+
+    return fits(problem_of, cluster, batch, counts, problem_of)
 
 
 def test_what_fits_as_it_is_is_asked_once() -> None:
     found = asked(load_cluster("2xv100"))
     (need,) = found.steps
-    assert (need.fits, need.micro_batches, need.kind, resident_bytes(need)) == (True, 1, Kind.ONE, 4 * WHOLE)
+    assert (need.fits, need.micro_batches, need.kind, need.resident_bytes) == (True, 1, Kind.ONE, 4 * WHOLE)
     assert need.memory["weights"] == need.memory["gradients"] == need.memory["optimizer"] // 2 == WHOLE
     layer = BATCH * WIDTH * 4
     # the inputs of all layers but the first, the last output, and what the loss makes of it
@@ -41,12 +45,24 @@ def test_micro_batches_are_tried_until_it_fits() -> None:
 def test_what_never_fits_is_told_at_once() -> None:
     found = asked(device_of(3 * WHOLE))
     assert [need.micro_batches for need in found.steps] == [1]
-    told = "It doesn't fit on device (12.6 MB): weights, gradients and optimizer take 16.8 MB. Not tried: "
+    told = "It doesn't fit on device (12.6 MB): weights, gradients and optimizer take 16.8 MB. It fits with 8 devices: "
     assert found.advice().startswith(told)
-    found = asked(device_of(4 * WHOLE + 1), (1, 2))
+    assert " Not tried: activation checkpoints, which a FACTORY can " in found.advice()
+    assert "; an optimizer with less state (" in found.advice()
+
+
+def test_each_way_out_is_the_least_change_with_which_it_fits() -> None:
+    found = asked(device_of(4 * WHOLE + 3_000_000), (1, 2))
     assert [need.micro_batches for need in found.steps] == [1, 2]
-    assert "in 2 micro-batches. Not tried: activation checkpoints, which a FACTORY can " in found.advice()
-    assert "; smaller micro-batches (--micro-batches 4096); an optimizer with less state (" in found.advice()
+    assert [way.change for way in found.ways_out] == ["--micro-batches 32", "a batch of 330", "4 devices"]
+    numbers, batch, devices = (way.step for way in found.ways_out)
+    assert all(step.fits for step in (numbers, batch, devices))
+    assert "It fits with --micro-batches 32: one device (device) in 32 micro-batches, 19.1 MB of " in found.advice()
+    room = batch.room
+    assert [asked(device_of(room), (2,), samples).steps[0].fits for samples in (330, 396)] == [True, False]
+    assert not asked(device_of(room), (16,)).steps[0].fits
+    none = asked(device_of(4 * WHOLE + 1), (1, 2))
+    assert "Not enough: --micro-batches 64 lacks 1.70 MB; a batch of 2 lacks 1.06 MB." in none.advice()
 
 
 def test_a_tight_fit_is_warned_of() -> None:
@@ -64,7 +80,7 @@ def test_parameters_are_divided_where_nothing_else_helps() -> None:
     found = asked(small, batch=64)
     assert [(need.kind, need.micro_batches) for need in found.steps] == [(Kind.ONE, 1), (Kind.FULLY_SHARDED, 4)]
     assert found.steps[-1].fits
-    assert resident_bytes(found.steps[-1]) == WHOLE
+    assert found.steps[-1].resident_bytes == WHOLE
     assert "With its parameters divided over 4 devices it fits in 4 micro-batches" in found.advice()
     assert [step.micro_batches for step in asked(small).steps] == [1, 4, 8, 16]
     odd = asked(small, batch=63)

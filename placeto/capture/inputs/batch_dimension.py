@@ -22,9 +22,9 @@ from placeto.capture.tracing.dependencies import reached
 from placeto.errors import CaptureError
 
 
-def first_part(values: Any, length: int, count: int) -> Any:
-    """A nest with the first of `count` parts of each tensor of `length` samples; all else is in every part."""
-    return tree_map(lambda leaf: leaf[: length // count] if is_split(leaf, length) else leaf, values)
+def first_samples(values: Any, length: int, count: int) -> Any:
+    """A nest with the first `count` samples of each tensor of `length` samples, and with all else as it is."""
+    return tree_map(lambda leaf: leaf[:count] if is_split(leaf, length) else leaf, values)
 
 
 def is_split(leaf: Any, length: int) -> bool:

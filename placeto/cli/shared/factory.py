@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from placeto.capture.inputs.batch_dimension import batch_length
+from placeto.capture.inputs.arguments import plain
+from placeto.capture.inputs.batch_dimension import batch_length, first_samples
 from placeto.capture.trace import capture_training
 from placeto.capture.user_errors import explain
 from placeto.cli.shared.options import StepOptions, TraceOptions
@@ -49,6 +50,13 @@ class UserStep(NamedTuple):
     def batch(self) -> int:
         """Number of samples of the step; 0 if it isn't known."""
         return batch_length(self.inputs, self.targets)
+
+    def with_samples(self, count: int) -> UserStep:
+        """Return the step of the first `count` samples; the step itself if that are all."""
+        if count == self.batch:
+            return self
+        inputs, targets = first_samples((plain(self.inputs), plain(self.targets)), self.batch, count)
+        return self._replace(inputs=inputs, targets=targets)
 
     def capture(self, options: StepOptions, micro_batches: Any, name: str = "", **more: Any) -> ComputationGraph:
         """Return the graph of the training step; `more` are further arguments of `capture_training`.

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placeto.cli.shared.factory import UserStep
+    from placeto.planning.ways_out import Smaller
+    from placeto.plumbing.progress import ProgressBar
+    from placeto.problem.cluster import Cluster
+    from placeto.problem.costs import CostModel
 
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
@@ -72,6 +76,24 @@ class ModelOptions(TrainingOptions):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
+
+    def captured(self, step: UserStep, cluster: Cluster, costs: CostModel, bar: ProgressBar) -> Smaller:
+        """Return what captures the step in a number of micro-batches, also with fewer samples, while `bar` says so."""
+        from placeto.errors import CaptureError
+        from placeto.problem.problem import PlacementProblem
+
+        def problem_of(count: int, samples: int = step.batch) -> PlacementProblem:
+            fewer = "" if samples == step.batch else f" of a batch of {samples}"
+            bar.update(min(bar.completed + 1, bar.total), f"{count} micro-batch{'es' if count > 1 else ''}{fewer}")
+            try:
+                graph = step.with_samples(samples).capture(self, count)
+            except CaptureError as error:
+                if count == self.micro_batches and samples == step.batch:
+                    raise UsageError(f"--micro-batches {count}: {error}") from None
+                raise
+            return PlacementProblem(graph, cluster, costs)
+
+        return problem_of
 
 
 Model = Annotated[ModelOptions, arg(name="")]

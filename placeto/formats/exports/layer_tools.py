@@ -135,7 +135,7 @@ def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
 
     It is "" if it isn't needed, because the ranks are the first GPUs in order, or if the cluster has several hosts.
     """
-    gpus = [number for number, device in enumerate(cluster.devices) if not device.is_cpu]
+    gpus = cluster.computing
     numbers = [gpus.index(device) for device in ranks if device in gpus]
     return "" if cluster.num_hosts > 1 or numbers == list(range(len(numbers))) else ",".join(map(str, numbers))
 

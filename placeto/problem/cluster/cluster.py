@@ -260,6 +260,11 @@ class Cluster:
         return len(self.devices)
 
     @property
+    def computing(self) -> tuple[int, ...]:
+        """The numbers of all devices but CPUs."""
+        return tuple(number for number, device in enumerate(self.devices) if not device.is_cpu)
+
+    @property
     def has_cpus(self) -> bool:
         """Whether a device is a CPU."""
         return any(device.is_cpu for device in self.devices)
