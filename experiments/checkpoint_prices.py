@@ -81,9 +81,9 @@ def simulated(recomputed: str, layers: int) -> PlannedStep:
     with torch.device("meta"):
         size = replace(llama.LLAMA_7B, layers=layers)
         step = llama.training_step(llama.Network(size, LENGTH, GPUS * BATCH))
-    call = WRAPPED[recomputed]
-    for layer in step.module.layers if call else ():
-        layer.forward = partial(call, layer.forward)
+    if (call := WRAPPED[recomputed]) is not None:
+        for layer in step.module.get_submodule("layers").children():
+            layer.forward = partial(call, layer.forward)
     graph = capture_training(
         step.module, step.inputs, step.loss, targets=step.targets, precision="bf16", micro_batches=GPUS
     )
