@@ -40,6 +40,7 @@ def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
 @pytest.fixture(scope="module")
 def codes() -> list[CodeType]:
     """Of all kernels of the package."""
+    gc.unfreeze()  # else what was imported before isn't found
     for module in pkgutil.walk_packages(placeto.__path__, "placeto."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -46,15 +46,14 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches.
 
     Without micro-batches, each device has one stage: with several stages a device, the step would only send more often,
-    and tools that serve models need contiguous layers. If an inference fits in no such way, it isn't repaired.
+    and tools that serve models need contiguous layers.
     """
-    graph = evaluator.problem.graph
-    contiguous = graph.num_micro_batches == 1
+    contiguous = evaluator.problem.graph.num_micro_batches == 1
     try_single(evaluator, seed)
     try_plans(evaluator, seed, contiguous=contiguous)
     if contiguous:
         _fill_memory(evaluator)
-    if not evaluator.best_fits and not (contiguous and graph.mode == "inference"):
+    if not evaluator.best_fits:
         repair(evaluator)
         _until_one_fits(evaluator, _any)
 
