@@ -85,7 +85,7 @@ def _placer(name: str, rule: Rule, sentence: str | None, repairs: bool) -> Calla
 
 
 HEURISTICS = {
-    **{name: _placer(name, rule, rule.__doc__, name != "single") for name, rule in _RULES.items()},
+    **{name: _placer(name, rule, rule.__doc__, name not in ("single", "pipeline")) for name, rule in _RULES.items()},
     **{name: _placer(name, partial(follow, method), method.__doc__, False) for name, method in _METHODS.items()},
     "exact": _placer("exact", try_exact, try_exact.__doc__, False),
 }

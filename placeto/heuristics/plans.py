@@ -46,14 +46,17 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches.
 
     Without micro-batches, each device has one stage: with several stages a device, the step would only send more often,
-    and tools that serve models need contiguous layers.
+    and tools that serve models need contiguous layers. An inference of several layers that fits in no such way isn't
+    repaired.
     """
-    contiguous = evaluator.problem.graph.num_micro_batches == 1
+    graph = evaluator.problem.graph
+    contiguous = graph.num_micro_batches == 1
+    served = contiguous and graph.mode == "inference" and len(layers(evaluator.problem, False)) > 1
     try_single(evaluator, seed)
     try_plans(evaluator, seed, contiguous=contiguous)
     if contiguous:
         _fill_memory(evaluator)
-    if not evaluator.best_fits:
+    if not evaluator.best_fits and not served:
         repair(evaluator)
         _until_one_fits(evaluator, _any)
 
