@@ -58,7 +58,7 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
         _fill_memory(evaluator)
     if not evaluator.best_fits and not served:
         repair(evaluator)
-        _until_one_fits(evaluator, _any)
+    _until_one_fits(evaluator, _contiguous if served else _any)
 
 
 def _fill_memory(evaluator: Evaluator) -> None:

@@ -50,9 +50,8 @@ def table(rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     for row in rows:
-        first, *others = (
-            printable(cell).replace("\n", r"\n") for cell in row
-        )  # a row is one line, whatever names hold
+        # a row is one line, whatever names hold
+        first, *others = (printable(cell).replace("\n", r"\n") for cell in row)
         grid.add_row(Text(first), *(Text(cell, justify="right" if numbers else "left") for cell in others))
     drawn = "".join(segment.text for segment in Console(width=10**6).render(grid))
     return "\n".join(line.rstrip() for line in drawn.splitlines())

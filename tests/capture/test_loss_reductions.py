@@ -69,7 +69,7 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
 }
 
 
-def told(loss: Loss, target: Tensor, micro_batches: int = 4, module: nn.Module | None = None) -> list[str]:
+def told(loss: Loss, target: Tensor, micro_batches: int = 2, module: nn.Module | None = None) -> list[str]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", LossWarning)
         step: Any = module or nn.Linear(4, 3), [torch.rand(8, 4)], loss
@@ -84,6 +84,15 @@ def test_a_loss_of_another_meaning_is_told_of_once(case: str) -> None:
     assert message.startswith("Linear: in micro-batches, the loss isn't that of the batch: it ")
     assert why in message
     assert not told(loss, target, micro_batches=1)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8])  # of two samples and of one: 2 may be their number, or half a square
+@pytest.mark.parametrize(
+    "loss", [lambda y, t: ((y - t).square() / 2).sum(), lambda y, t: (y - t).square().sum() / 2], ids=["first", "last"]
+)
+def test_half_a_square_is_no_mean(loss: Loss, micro_batches: int) -> None:
+    (message,) = told(loss, NUMBERS, micro_batches)
+    assert "a sum" in message
 
 
 @pytest.mark.parametrize("case", NOT_TOLD)

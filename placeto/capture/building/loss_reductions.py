@@ -108,7 +108,7 @@ def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -
         first, second = cast(tuple[Any, Any], node.args[:2])
         if second in states and (first in states or packet is aten.div):
             return _Combined(_IS_RATIO)
-        if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or second % rows == 0):
+        if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or _is_number(second, rows)):
             return _Combined()
     if packet not in _LINEAR and why in ("", _IS_SUM):
         return _Combined(_IS_FUNCTION.format(f"{packet.__name__} of a mean or a sum"))
@@ -119,7 +119,7 @@ def _is_divided(node: Node, rows: int, states: Mapping[Node, _Apart | _Combined]
     """Whether a value with the samples apart is divided by their number, or is linear in such values."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     parts = [states.get(source) for source in node.all_input_nodes]
-    if packet is aten.div and isinstance(node.args[1], int | float) and node.args[1] % rows == 0:
+    if packet is aten.div and _is_number(node.args[1], rows):
         return True
     further = packet in (aten.add, aten.sub) and not isinstance(node.args[1], Node)  # a number, which isn't divided
     factors = packet in (aten.mul, aten.div) and sum(part is not None for part in parts) > 1
@@ -127,6 +127,11 @@ def _is_divided(node: Node, rows: int, states: Mapping[Node, _Apart | _Combined]
     known = [part for part in parts if part is not None]
     alike = all(isinstance(part, _Apart) and part.divided for part in known)
     return packet in _LINEAR and alike and not (further or factors or rest)
+
+
+def _is_number(divisor: Any, rows: int) -> bool:
+    """Whether a divisor seems to be the number of samples, or of their elements; 2 is more likely half of a square."""
+    return isinstance(divisor, int | float) and divisor % rows == 0 and divisor != 2
 
 
 def _is_absent(node: Node, batch: Mapping[Node, Any]) -> bool:

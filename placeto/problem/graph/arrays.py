@@ -111,11 +111,8 @@ class GraphArrays:
 
         If the arrays have a cycle, the ops on it and after it are missing.
         """
-        if (self.edge_src < self.edge_dst).all():  # nearly always: the ops of a step stand in the order of the program
-            order = list(range(self.num_ops))
-        else:
-            order = self._sorted()
-        made = np.array(order, np.int64)
+        in_order = (self.edge_src < self.edge_dst).all()  # mostly: ops of a step stand in the order of the program
+        made = np.array(range(self.num_ops) if in_order else self._sorted(), np.int64)
         made.setflags(write=False)
         return made
 
