@@ -7,7 +7,8 @@ needs far more memory than the machine has can be captured, best built under ``t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,8 @@ def capture_training(
     master_weights: bool = False,
     micro_batches: int = 1,
     run: bool = False,
+    width: int = 1,
+    parallel: Mapping[str, Any] | None = None,
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
@@ -99,13 +102,27 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
-    step = trace_training(
-        module, inputs, loss, targets=targets, name=name, precision=precision, micro_batches=micro_batches, run=run
-    ).step
+    name = name if name is not None else type(module).__name__
+    how: dict[str, Any] = {"precision": precision, "micro_batches": micro_batches, "run": run}
+    with nullcontext(module) if width == 1 else _sharded(module, parallel, width, name, run) as part:
+        step = trace_training(part, inputs, loss, targets=targets, name=name, **how).step
     step = replace(step, micro_batch=with_optimizer(step.micro_batch, optimizer, master_weights))
     if optimizer_step:
         return with_optimizer_step(step.graph, step.gradients, optimizer, master_weights)
     return step.graph
+
+
+def _sharded(
+    module: nn.Module, plan: Mapping[str, Any] | None, width: int, name: str, run: bool
+) -> AbstractContextManager[nn.Module]:
+    from placeto.capture.sharded_module import own_plan, sharded  # torch.distributed takes a second to import
+
+    if run:
+        raise CaptureError(f"{name}: groups of {width} are captured without run: their collectives compute nothing")
+    plan = own_plan(module) if plan is None else plan
+    if not plan:
+        raise CaptureError(f"{name}: the model has no parallel plan, which groups of {width} need: give parallel=...")
+    return sharded(module, plan, width, name)
 
 
 def trace_training(

@@ -31,6 +31,7 @@ from placeto.problem.step.micro_batches import Step, title
 aten = torch.ops.aten
 # ops that move no data, though their schema doesn't say that they are views
 _ALIASES = {aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk, aten.lift_fresh}
+_WAIT = "_c10d_functional.wait_tensor"  # the op before it, a collective, takes the time
 
 
 def step_of(
@@ -307,7 +308,8 @@ def _count(record: dict[str, Any], size: int) -> None:
 @cache
 def is_view(target: Any) -> bool:
     """Whether an op moves no data: all that it returns are views of its arguments, or it is one of `_ALIASES`."""
-    if getattr(target, "overloadpacket", None) in _ALIASES:
+    packet = getattr(target, "overloadpacket", None)
+    if packet in _ALIASES or str(packet) == _WAIT:
         return True
     schema = getattr(target, "_schema", None)
     return bool(schema and schema.returns and all(r.alias_info and not r.alias_info.is_write for r in schema.returns))

@@ -44,6 +44,7 @@ _LOST = (
     "a tensor is changed in place that is no parameter, no buffer and no argument, and a placed step would not change "
     "it: register it as a buffer (self.register_buffer), or pass it in and out"
 )
+_DISTRIBUTED = {"DTensor", "AsyncCollectiveTensor"}
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}  # ops that return a layout
 
 
@@ -156,6 +157,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _DEVICE:  # autograd calls it twice for each op
             return args[0].fake_device
+        if any(kind.__name__ in _DISTRIBUTED for kind in types):
+            return NotImplemented  # they call the ops and collectives of their local tensors, which are recorded
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}

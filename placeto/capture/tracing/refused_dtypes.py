@@ -27,6 +27,8 @@ _ABOUT_DTYPES = re.compile(r"\bd?types?\b|not implemented for '|\bbool|\bcomplex
 _NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float[48]|ComplexHalf|UInt)")  # GPUs may have that kernel
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex32: torch.complex128}
 _ERRORS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
+COLLECTIVES = "_c10d_functional"
+"""Namespace of the collectives of a tensor-parallel group."""
 _taken: set[Any] = set()  # ops with dtypes that have been tried
 
 
@@ -36,6 +38,8 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
     Raises:
         TypeError: dtypes of the arguments don't go with the op, or with each other; the message has torch's own.
     """
+    if func.namespace == COLLECTIVES:  # to be run, they would need the other ranks
+        return
     key = func, *map(_dtypes, args), *map(_dtypes, kwargs.values())
     if key in _taken or any(tensor.numel() == 0 for tensor in _tensors((args, kwargs))):  # kernels take empty ones
         return
