@@ -174,7 +174,8 @@ def limited(row: Limit) -> dict[str, Any]:
     memory, batch = row.share * free.used, MODELS[row.model][1]
     plan, seconds = best_plan(row.model, row.cluster, row.counts, memory)
     tried = [count for count in row.counts if batch % count == 0]
-    plain = plain_ways({count: problem_of(row.model, count, row.cluster, memory) for count in tried}, batch, None, [])
+    problems = [problem_of(row.model, count, row.cluster, memory) for count in tried]
+    plain = plain_ways({problem.setting: problem for problem in problems}, batch, None, [])
     everything, _ = best_plan(row.model, row.cluster, row.counts, memory, True)
     ways = {"none": fastest(plain), "all": everything, "plan": plan}
     return {

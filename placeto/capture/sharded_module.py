@@ -31,12 +31,6 @@ transformers."""
 _HEADS = "num_attention_heads", "num_key_value_heads"
 
 
-def own_plan(module: nn.Module) -> ParallelPlan | None:
-    """The plan that a model of transformers brings along; None for other modules, and for models without one."""
-    plan = getattr(module, "tp_plan", None)
-    return dict(plan) if isinstance(plan, Mapping) and plan else None
-
-
 @contextmanager
 def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Iterator[nn.Module]:
     """Yield a copy of a module on "meta" with what one of `width` ranks has of it; it can be called within the context.

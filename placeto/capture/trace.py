@@ -112,15 +112,20 @@ def capture_training(
     return step.graph
 
 
+def parallel_plan(module: nn.Module, plan: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Return how a module is sharded: as the given plan says, or as a model of transformers says; empty if unknown."""
+    own = getattr(module, "tp_plan", None) if plan is None else plan
+    return own if isinstance(own, Mapping) else {}
+
+
 def _sharded(
     module: nn.Module, plan: Mapping[str, Any] | None, width: int, name: str, run: bool
 ) -> AbstractContextManager[nn.Module]:
-    from placeto.capture.sharded_module import own_plan, sharded  # torch.distributed takes a second to import
+    from placeto.capture.sharded_module import sharded  # torch.distributed takes a second to import
 
     if run:
         raise CaptureError(f"{name}: groups of {width} are captured without run: their collectives compute nothing")
-    plan = own_plan(module) if plan is None else plan
-    if not plan:
+    if not (plan := parallel_plan(module, plan)):
         raise CaptureError(f"{name}: the model has no parallel plan, which groups of {width} need: give parallel=...")
     return sharded(module, plan, width, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -60,9 +61,10 @@ _SNIPPET = """In your program, before the model is wrapped:
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
+    from placeto.capture.trace import parallel_plan
     from placeto.formats.plan import save_plan
     from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
-    from placeto.planning.ways import plans_of, with_headroom
+    from placeto.planning.ways import plans_of, widths_on, with_headroom
     from placeto.problem.costs import load_costs
 
     machine, options = find_cluster(arguments.cluster), arguments.model
@@ -71,9 +73,13 @@ def run(arguments: Arguments) -> None:
     name, batch = model.name, model.batch
 
     by = arguments.runnable_by
-    with ProgressBar("planning", total=len(counts) + 1) as bar:
+    sharded = parallel_plan(model.module, model.parallel)
+    widths = widths_on(cluster) if by != "torch" else ()
+    tried = widths if sharded else ()
+    with ProgressBar("planning", total=len(counts) * (1 + len(tried)) + 1) as bar:
         problem_of = options.captured(model, cluster, costs, bar)
-        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, problem_of)
+        groups = {width: partial(problem_of, width=width) for width in tried}
+        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, problem_of, groups)
         bar.update(bar.total)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
@@ -86,6 +92,12 @@ def run(arguments: Arguments) -> None:
     if plans.left_out:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
+    if widths and not sharded:
+        note(
+            f"no way has tensor-parallel groups: {name} has no parallel plan, which a FACTORY may return as fifth value"
+        )
+    if plans.no_groups:
+        say(f"not tried in groups: {plans.no_groups}")
     if any(step.run_by == "torch-pipeline" and step.recomputed == CHECKPOINTED for step in plans.steps):
         say(
             "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "

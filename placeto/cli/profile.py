@@ -73,7 +73,7 @@ def real_step_of(factory: str, options: TraceOptions) -> RealStep:
     from placeto.runtime.real_steps import real_inference, real_training
 
     check_step(options)
-    _, module, inputs, loss, targets = user_step(factory, options, "cpu")
+    _, module, inputs, loss, targets, _ = user_step(factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}
     how["name"] = parted(factory)[1]
     if options.inference:

@@ -126,7 +126,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
             f"as --plan {path}; else let the FACTORY call them by torch.utils.checkpoint, and place again"
         )
     devices = open_devices(arguments.devices)
-    _, module, inputs, loss, targets = user_step(arguments.factory, options, "cpu")
+    _, module, inputs, loss, targets, _ = user_step(arguments.factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}
     if options.inference:
         capture, targets = trace_inference(module.eval(), inputs, **how), ()

@@ -374,7 +374,7 @@ def make_plan(
     micro_batches = tuple(dealt(count, speeds[list(replicas)]) for replicas in devices)
     if borders is None:
         borders = _balanced(work, np.array([speeds[list(replicas)].sum() for replicas in devices]))
-    return Plan(devices, tuple(borders), micro_batches, len(work), whole)
+    return Plan(devices, tuple(borders), micro_batches, len(work), whole, width=problem.width)
 
 
 def _balanced(work: np.ndarray, speed: np.ndarray) -> tuple[int, ...]:

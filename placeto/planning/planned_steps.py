@@ -17,6 +17,7 @@ from placeto.formats.placement import described
 from placeto.formats.plan import PlanFile
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster.groups import grouped
 from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.step.plan_files import plan_document
 from placeto.problem.step.recomputation import RECOMPUTATION, recomputable
@@ -29,6 +30,7 @@ class Kind(StrEnum):
     """Kinds of ways, from the simplest on."""
 
     ONE = "one device"
+    GROUP = "tensor parallel"
     WHOLE = "whole modules"
     REPLICAS = "data parallel"
     SHARDED = "data parallel, optimizer sharded"
@@ -41,9 +43,10 @@ class Kind(StrEnum):
 
 PIPELINES = (Kind.PIPELINE, Kind.INTERLEAVED)
 _REPLICAS = Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED  # by their stage of ZeRO
-_IN_PROGRAM_ORDER = [*Kind][1:6]
+_IN_PROGRAM_ORDER = [*Kind][2:7]
 _RUN_BY = {
     Kind.ONE: "PyTorch",
+    Kind.GROUP: "torch",
     Kind.REPLICAS: "torch DDP",
     Kind.SHARDED: "torch DDP, ZeRO",
     Kind.GRADIENTS_SHARDED: "torch FSDP",
@@ -65,7 +68,8 @@ _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a"
 def kind_of(plan: Plan) -> Kind:
     """Return the kind of way that a plan is."""
     if len(plan.devices) == 1:
-        return Kind.ONE if len(plan.used) == 1 else _REPLICAS[max(plan.sharding, default=0)]
+        alone = Kind.ONE if plan.width == 1 else Kind.GROUP
+        return alone if len(plan.used) == 1 else _REPLICAS[max(plan.sharding, default=0)]
     return Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
 
 
@@ -94,7 +98,12 @@ class PlannedStep:
         cluster = self.result.problem.cluster
         if self.plan is None:
             return on_devices(np.unique(self.result.placement).tolist(), cluster)
-        return self.device.name if self.kind == Kind.ONE else self.plan.shape(cluster)
+        return self.device.name if self.kind in (Kind.ONE, Kind.GROUP) else self.plan.shape(cluster)
+
+    @property
+    def width(self) -> int:
+        """Number of boards of the tensor-parallel group that each device is."""
+        return 1 if self.plan is None else self.plan.width
 
     @property
     def micro_batches(self) -> int:
@@ -159,9 +168,9 @@ class PlannedStep:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all transfers between devices."""
+        """Bytes of all transfers between devices; each rank of a group sends its own."""
         schedule = self.schedule
-        return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
+        return self.width * int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
 
     @property
     def parts(self) -> str:
@@ -200,6 +209,8 @@ class PlannedStep:
             return _TOOLS.get(self.tool, self.tool)
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
+        if self.width > 1:
+            return f"{_RUN_BY[self.kind]}, TP" if self.kind in _RUN_BY else "torchtitan"
         return _RUN_BY.get(self.kind, "placeto run")
 
     @property
@@ -237,7 +248,7 @@ class PlannedStep:
         if self.placement is not None:
             plan = plan or self.placement.plan  # where a search for a free placement ended with a plan
             placed = replace(described(self.placement), cluster=cluster.name, plan=None)
-        way = None if plan is None else plan_document(plan, cluster)
+        way = None if plan is None else plan_document(plan, grouped(cluster, plan.width))
         return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed)
 
 
@@ -256,6 +267,7 @@ class Plans:
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
     refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
     tried: tuple[int, ...] = ()  # numbers of micro-batches
+    no_groups: str = ""  # why no way has tensor-parallel groups, or none of some width
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
     unlimited: PlannedStep | None = None  # the fastest way with any memory; None if it fits
     ways_out: tuple[WayOut, ...] = ()  # if nothing fits

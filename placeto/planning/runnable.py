@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step, with_least_memory
+
+
+def runner(problem: PlacementProblem, wanted: Tool | None) -> Tool | None:
+    """Return the tool that is to run pipelines: the one that was asked for, or torchtitan for groups; None = any."""
+    return wanted or ("torchtitan" if problem.width > 1 else None)
 
 
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:

@@ -36,26 +36,28 @@ _REPAIRS = 3
 _SURE = 0.95
 """A pipeline's ops take at least this share of the time of its chunks."""
 
+Setting = tuple[int, int]
+"""Width and number of micro-batches of a step."""
 Way = Callable[[], PlannedStep | None]
 
 
 def ways_that_fit(
-    problems: Mapping[int, PlacementProblem],
+    problems: Mapping[Setting, PlacementProblem],
     found: Iterable[PlannedStep],
     batch: int,
     runnable_by: Tool | None,
-    keep: Mapping[int, Callable[[Plan], bool]],
+    keep: Mapping[Setting, Callable[[Plan], bool]],
 ) -> list[PlannedStep]:
     """Return ways that fit since they recompute blocks; those that can't be the best of their kind are left out.
 
     If nothing fits at all, return ways that recompute all blocks, which lack the least.
 
     Args:
-        problems: the step, by its number of micro-batches.
+        problems: the step, by its width and number of micro-batches.
         found: the ways without recomputation; those that don't fit are tried again.
         batch: number of samples of a step.
         runnable_by: the tool that is to run the ways; None = any.
-        keep: by number of micro-batches: whether a plan counts.
+        keep: by width and number of micro-batches: whether a plan counts.
     """
     steps = [*found]
     best, ways, lacking = dict[Kind, float](), list[PlannedStep](), list[PlannedStep]()
@@ -66,9 +68,9 @@ def ways_that_fit(
     for kind in PIPELINES:
         starts = dict[object, tuple[float, PlacementProblem, BlockCosts, Plan]]()
         for start in (each for each in ranked if kind_of(each[-1]) == kind):
-            starts.setdefault((start[-1].devices, start[-1].num_micro_batches), start)
+            starts.setdefault((start[-1].devices, start[1].setting), start)
         for us, problem, costs, plan in [*starts.values()][:_TRIED]:
-            counts = keep[problem.graph.num_micro_batches]
+            counts = keep[problem.setting]
             tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by, counts)))
     for step in (step for step in steps if step.fits):
         best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
@@ -80,18 +82,18 @@ def ways_that_fit(
     return ways if best else lacking
 
 
-def _fewest(problems: Mapping[int, PlacementProblem], step: PlannedStep, batch: int) -> Way | None:
+def _fewest(problems: Mapping[Setting, PlacementProblem], step: PlannedStep, batch: int) -> Way | None:
     """Return what makes the same way with the fewest recomputed blocks with which it fits; None if it has no blocks.
 
     Only one device and replicas are tried: their blocks are recomputed in the order of the program.
     """
-    plan, problem = step.plan, problems[step.micro_batches]
+    plan, problem = step.plan, problems[step.width, step.micro_batches]
     if plan is None or len(plan.devices) > 1:
         return None
     paths = recomputable(problem.graph)
 
     def way(blocks: tuple[str, ...]) -> PlannedStep:
-        if step.kind == Kind.ONE:
+        if len(plan.used) == 1:
             return one_device(problem, step.fullest, batch, blocks)
         return replicas_of(problem, replace(plan, recomputed=blocks), batch)
 
@@ -123,7 +125,7 @@ def fewest_blocks(
 
 
 def _pipelines(
-    problem: PlacementProblem, keep: Mapping[int, Callable[[Plan], bool]]
+    problem: PlacementProblem, keep: Mapping[Setting, Callable[[Plan], bool]]
 ) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
     """Yield pipelines whose chunks fit: their makespan in us, the problem, its blocks, the plan."""
     count = problem.graph.num_micro_batches
@@ -131,7 +133,7 @@ def _pipelines(
         return
     seen = set[Plan]()
     for plan in _candidates(problem, costs):
-        if plan not in seen and keep[count](plan):
+        if plan not in seen and keep[problem.setting](plan):
             seen.add(plan)
             fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
             if fitted.lacking == 0.0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import improved, make_plan
 from placeto.heuristics.rules import device_speeds
 from placeto.planning.planned_steps import PlannedStep
-from placeto.planning.runnable import as_run
+from placeto.planning.runnable import as_run, runner
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
@@ -85,7 +86,8 @@ def in_order(
         result = replace(_alone(simulate(problem, plan.placement(problem), order=order, plan=plan)), order=order)
     if len(plan.devices) == 1:
         return replicas(problem, plan, result, batch)
-    if made := as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result)):
+    tool = runner(problem, runnable_by)
+    if made := as_run(tool or "torch", result, groups) or (None if tool else (result, result)):
         placed, run = made
         return [planned(placed.plan, run, batch, placed, runnable_by)]
     return []
@@ -120,7 +122,8 @@ def sharded(
     The replicas take turns.
     """
     taken = dealt(problem.graph.num_micro_batches, np.ones(len(devices)))
-    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), sharding=(stage,), recomputed=blocks)
+    how: dict[str, Any] = {"sharding": (stage,), "recomputed": blocks, "width": problem.width}
+    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), **how)
     return replicas_of(problem, plan, batch)
 
 

@@ -9,24 +9,28 @@ Legend: D devices, M micro-batches.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.errors import ClusterError, PlanError
+from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics.plans import can_run, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.numbers import COUNTS, LEAST, Numbers, ProblemOf, place_in_best
-from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, kind_of
-from placeto.planning.short_memory import ways_that_fit
+from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
+from placeto.planning.runnable import runner
+from placeto.planning.short_memory import Setting, ways_that_fit
 from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
 from placeto.planning.ways_out import Smaller, ways_out
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
+from placeto.problem.costs.group_costs import in_groups
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Tool
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SIMULATIONS = 300
 """Budget of the search for a free placement, in simulations."""
+WIDTHS = 2, 4, 8
+"""Numbers of boards of the tensor-parallel groups that are tried."""
 SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
@@ -66,6 +72,7 @@ def plan(
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
     runnable_by: Tool | None = None,
+    parallel: Mapping[str, Any] | None = None,
 ) -> Plans:
     """Compare the ways to run a model's training step on a cluster, all with the same batch.
 
@@ -85,6 +92,8 @@ def plan(
         seed: seed of that search.
         runnable_by: "torch", "torchtitan" or "megatron" leaves only the pipelines that `placeto export` writes for this
             tool, and no free placement.
+        parallel: how tensor-parallel groups shard the layers, as `capture_training` takes it; if it isn't given, and
+            the model doesn't say it itself, no way has groups.
 
     Raises:
         CaptureError: the module can't be traced.
@@ -93,22 +102,31 @@ def plan(
     """
     from placeto.capture.inputs.arguments import plain
     from placeto.capture.inputs.batch_dimension import batch_length, first_samples
-    from placeto.capture.trace import capture_training
+    from placeto.capture.trace import capture_training, parallel_plan
 
     on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
     by = costs if not isinstance(costs, str) and hasattr(costs, "op_time_us") else load_costs(costs)
 
     how: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "master_weights": master_weights}
+    how["parallel"] = parallel
     batch = batch_length(inputs, targets)
 
-    def problem_of(count: int, samples: int = batch) -> PlacementProblem:
-        given = inputs, targets
+    def problem_of(count: int, samples: int = batch, width: int = 1) -> PlacementProblem:
+        given, groups = (inputs, targets), in_groups(on, by, width)
         if samples < batch:
             given = first_samples((plain(inputs), plain(targets)), batch, samples)
-        graph = capture_training(model, given[0], loss, targets=given[1], micro_batches=count, **how)
-        return PlacementProblem(graph, on, by)
+        graph = capture_training(model, given[0], loss, targets=given[1], micro_batches=count, width=width, **how)
+        return PlacementProblem(graph, *groups)
 
-    return plans_of(problem_of, batch, micro_batches, simulations, seed, runnable_by, problem_of)
+    widths = widths_on(on) if parallel_plan(model, parallel) else ()
+    groups = {width: partial(problem_of, width=width) for width in widths}
+    return plans_of(problem_of, batch, micro_batches, simulations, seed, runnable_by, problem_of, groups)
+
+
+def widths_on(cluster: Cluster) -> tuple[int, ...]:
+    """Return the widths of tensor-parallel groups for which a host has enough boards."""
+    most = max(Counter(cluster.hosts[board] for board in cluster.computing).values(), default=1)
+    return tuple(width for width in WIDTHS if width <= most)
 
 
 def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
@@ -134,6 +152,7 @@ def plans_of(
     seed: int = 0,
     runnable_by: Tool | None = None,
     smaller: Smaller | None = None,
+    widths: Mapping[int, ProblemOf] = MappingProxyType({}),
 ) -> Plans:
     """Return the ways to run a step that is captured in several numbers of micro-batches.
 
@@ -151,6 +170,8 @@ def plans_of(
         seed: seed of that search.
         runnable_by: the tool that is to run the ways, as `plan` takes it.
         smaller: returns the step with fewer samples; None = a smaller batch is no way out.
+        widths: as `problem_of`, for tensor-parallel groups of each width. Widths that the model or the cluster refuses
+            are left out.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
@@ -159,11 +180,14 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     numbers, refusals = Numbers(problem_of), list[str]()
-    planned = plain_ways(dict(numbers.wanted(counts)), batch, runnable_by, refusals)
-    each = one_each(next(iter(numbers.problems.values())).cluster, (*numbers.problems, *numbers.left_out))
+    problems = {problem.setting: problem for _, problem in numbers.wanted(counts)}
+    groups, no_groups = _in_groups(widths, numbers.problems, runnable_by)
+    planned = plain_ways(problems | groups, batch, runnable_by, refusals)
+    cluster = next(iter(numbers.problems.values())).cluster
+    each = one_each(cluster, (*numbers.problems, *numbers.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
-        planned += plain_ways(dict(numbers.wanted(each)), batch, runnable_by, refusals)
-    problems, left_out = dict(numbers.problems), numbers.left_out
+        planned += plain_ways({p.setting: p for _, p in numbers.wanted(each)}, batch, runnable_by, refusals)
+    problems = {problem.setting: problem for problem in numbers.problems.values()} | groups
     fastest = min(planned, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
         planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
@@ -173,14 +197,34 @@ def plans_of(
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)
-    search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
+    search = simulations > 0 and runnable_by is None and cluster.num_devices > 1
     if search:
-        free = _searched(problems, steps[0], simulations, seed)
+        free = _searched(numbers.problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
     unlimited = None if fastest.fits else fastest
-    out = () if steps[0].fits else ways_out(numbers, steps[0], batch, partial(leanest, runnable_by), smaller)
-    return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search, unlimited, out)
+    out: tuple[WayOut, ...] = ()
+    if not steps[0].fits:
+        best_alone = min((step for step in planned if step.width == 1), key=rank)
+        out = ways_out(numbers, best_alone, batch, partial(leanest, runnable_by), smaller)
+    refused, tried = next(iter(refusals), ""), tuple(numbers.problems)
+    return Plans(tuple(steps), numbers.left_out, refused, tried, no_groups, search, unlimited, out)
+
+
+def _in_groups(
+    widths: Mapping[int, ProblemOf], counts: Iterable[int], runnable_by: Tool | None
+) -> tuple[dict[Setting, PlacementProblem], str]:
+    """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
+
+    The torch pipeline of `placeto export` has no groups.
+    """
+    found, refusal = dict[Setting, PlacementProblem](), ""
+    for problem_of in widths.values() if runnable_by != "torch" else ():
+        try:
+            found |= {problem.setting: problem for _, problem in Numbers(problem_of).wanted(counts)}
+        except (CaptureError, ClusterError) as refused:
+            refusal = refusal or str(refused)
+    return found, refusal
 
 
 def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
@@ -195,13 +239,13 @@ def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> 
     if len(computing) > 1 and count % len(computing) == 0:
         found.append(sharded(problem, computing, 3, batch))
     if not any(step.fits for step in found):
-        problems = {count: problem}
+        problems = {problem.setting: problem}
         found += ways_that_fit(problems, found, batch, runnable_by, _keeping(problems, runnable_by, []))
     return min(found, key=partial(_rank, runnable_by))
 
 
 def plain_ways(
-    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
+    problems: Mapping[Setting, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
 ) -> list[PlannedStep]:
     """Return all ways but a free placement; `refusals` is as for `_ways_of_plans`."""
     simple = [way for problem in problems.values() for way in _simple_ways(problem, batch)]
@@ -226,15 +270,15 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
 
 
 def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
-    """Return the ways without stages or replicas: one device, and whole modules on several."""
+    """Return the ways without stages or replicas: one device, and, without groups, whole modules on several."""
     fastest, *_ = devices = np.argsort(busy_us(problem), kind="stable").tolist()
     tried = (one_device(problem, device, batch) for device in devices)
     best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
-    return [best, *whole_modules(problem, batch)]
+    return [best, *(whole_modules(problem, batch) if problem.width == 1 else ())]
 
 
 def _ways_of_plans(
-    problems: Mapping[int, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
+    problems: Mapping[Setting, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
 ) -> list[PlannedStep]:
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
@@ -242,40 +286,41 @@ def _ways_of_plans(
     each pipeline that the tool can't run, the reason is appended to `refusals`.
 
     Args:
-        problems: the step, by its number of micro-batches.
+        problems: the step, by its width and number of micro-batches.
         batch: number of samples of a step.
         runnable_by: the tool that is to run the ways; None = any.
         refusals: see above.
     """
-    ranked: dict[Kind, dict[str, dict[int, tuple[float, Plan]]]] = {}  # by kind, shape and number of micro-batches
+    ranked: dict[Kind, dict[str, dict[Setting, tuple[float, Plan]]]] = {}  # by kind and shape
     keep = _keeping(problems, runnable_by, refusals)
-    for count, problem in problems.items():
-        for score, plan in ranked_plans(problem, keep[count]) if count > 1 else ():
+    for setting, problem in problems.items():
+        for score, plan in ranked_plans(problem, keep[setting]) if problem.graph.num_micro_batches > 1 else ():
             shapes = ranked.setdefault(kind_of(plan), {})
-            shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(count, (score, plan))
+            shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(setting, (score, plan))
     ways = list[PlannedStep]()
     for kind, shapes in ranked.items():
         shown = 0
-        for by_count in sorted(shapes.values(), key=_best_rank)[:_TRIED]:
+        for ranks in sorted(shapes.values(), key=_best_rank)[:_TRIED]:
             if shown == SHOWN:
                 break
-            counts, steps = sorted(by_count, key=lambda count: by_count[count][0]), list[PlannedStep]()
-            for count in counts if kind == Kind.REPLICAS else counts[:_NUMBERS]:
-                steps += in_order(problems[count], by_count[count][1], batch, runnable_by, keep[count])
+            settings, steps = sorted(ranks, key=lambda setting: ranks[setting][0]), list[PlannedStep]()
+            for setting in settings if kind == Kind.REPLICAS else settings[:_NUMBERS]:
+                steps += in_order(problems[setting], ranks[setting][1], batch, runnable_by, keep[setting])
             shown += bool(steps)
             ways += steps
     return ways
 
 
-def _best_rank(by_count: Mapping[int, tuple[float, Plan]]) -> float:
-    return min(score for score, _ in by_count.values())
+def _best_rank(ranks: Mapping[Setting, tuple[float, Plan]]) -> float:
+    return min(score for score, _ in ranks.values())
 
 
 def _keeping(
-    problems: Mapping[int, PlacementProblem], tool: Tool | None, refusals: list[str]
-) -> dict[int, Callable[[Plan], bool]]:
-    """Return by number of micro-batches whether a plan counts: see `_kept`."""
-    return {count: partial(_kept, problem, tool, refusals) for count, problem in problems.items()}
+    problems: Mapping[Setting, PlacementProblem], tool: Tool | None, refusals: list[str]
+) -> dict[Setting, Callable[[Plan], bool]]:
+    """Return by width and number of micro-batches whether a plan counts: see `_kept`."""
+    refused = {setting: refusals if setting[0] == 1 else [] for setting in problems}
+    return {key: partial(_kept, problem, runner(problem, tool), refused[key]) for key, problem in problems.items()}
 
 
 def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:

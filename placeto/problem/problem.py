@@ -108,6 +108,16 @@ class PlacementProblem:
         """D, the number of devices."""
         return self.cluster.num_devices
 
+    @property
+    def width(self) -> int:
+        """Number of boards of the tensor-parallel group that each device is; 1 without groups."""
+        return getattr(self.costs, "ranks", 1)
+
+    @property
+    def setting(self) -> tuple[int, int]:
+        """Width and number of micro-batches: how the step was captured."""
+        return self.width, self.graph.num_micro_batches
+
     @cached_property
     def resident_bytes(self) -> np.ndarray:
         """(N,) int64, bytes that each op takes for the whole step: parameters, their gradients and optimizer state."""

@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -32,6 +32,7 @@ from placeto.problem.messages import within
 
 _FORM = "must be package.module:function or file.py:function"
 _RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
+_LONGEST = 5  # what it returns may also have a parallel plan
 _SHOWN = 8  # names of other functions in a message
 _FILE = re.compile(r"(.*?\.py):(.*)", re.DOTALL)  # a path may have a colon of its own, as on Windows
 _OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
@@ -45,6 +46,7 @@ class UserStep(NamedTuple):
     inputs: Any
     loss: Any = None
     targets: Any = ()
+    parallel: Mapping[str, Any] | None = None  # styles of its layers in tensor-parallel groups
 
     @property
     def batch(self) -> int:
@@ -66,6 +68,7 @@ class UserStep(NamedTuple):
         """
         how: dict[str, Any] = {"precision": options.precision, "optimizer": options.optimizer}
         how |= {"master_weights": options.master_weights, "name": name or self.name, "targets": self.targets}
+        how["parallel"] = self.parallel
         return capture_training(self.module, self.inputs, self.loss, micro_batches=micro_batches, **how, **more)
 
 
@@ -81,10 +84,14 @@ def user_step(factory: str, options: TraceOptions, device: str = "meta") -> User
         returned = make(factory, options.settings, device)
     if isinstance(returned, nn.Module):
         raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
-    is_step = isinstance(returned, tuple) and 2 <= len(returned) <= 4 and isinstance(returned[0], nn.Module)
+    is_step = isinstance(returned, tuple) and 2 <= len(returned) <= _LONGEST and isinstance(returned[0], nn.Module)
     if not is_step or any(callable(targets) for targets in returned[3:]):
         parts = f" of {', '.join(type(part).__name__ for part in returned)}" if isinstance(returned, tuple) else ""
         raise UsageError(f"{factory} {_RETURNS}, not a {type(returned).__name__}{parts}")
+    if not all(isinstance(plan, Mapping | None) for plan in returned[4:]):
+        raise UsageError(
+            f"{factory}: the fifth value that it returns must be a parallel plan, a dict of paths and styles"
+        )
     step = UserStep(parted(factory)[1].partition("(")[0].strip(), *returned)
     return step if options.loss is None else step._replace(loss=find_loss(options.loss))
 

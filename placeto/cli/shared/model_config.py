@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placeto.cli.shared.factory import UserStep
-    from placeto.planning.ways_out import Smaller
     from placeto.plumbing.progress import ProgressBar
     from placeto.problem.cluster import Cluster
     from placeto.problem.costs import CostModel
+    from placeto.problem.problem import PlacementProblem
 
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
@@ -77,21 +78,29 @@ class ModelOptions(TrainingOptions):
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
 
-    def captured(self, step: UserStep, cluster: Cluster, costs: CostModel, bar: ProgressBar) -> Smaller:
-        """Return what captures the step in a number of micro-batches, also with fewer samples, while `bar` says so."""
+    def captured(
+        self, step: UserStep, cluster: Cluster, costs: CostModel, bar: ProgressBar
+    ) -> Callable[..., PlacementProblem]:
+        """Return what captures the step in a number of micro-batches, while `bar` says so.
+
+        It takes the number, and may take a number of samples and the width of tensor-parallel groups.
+        """
         from placeto.errors import CaptureError
+        from placeto.problem.costs.group_costs import in_groups
         from placeto.problem.problem import PlacementProblem
 
-        def problem_of(count: int, samples: int = step.batch) -> PlacementProblem:
+        def problem_of(count: int, samples: int = step.batch, width: int = 1) -> PlacementProblem:
             fewer = "" if samples == step.batch else f" of a batch of {samples}"
+            fewer += f", groups of {width}" if width > 1 else ""
             bar.update(min(bar.completed + 1, bar.total), f"{count} micro-batch{'es' if count > 1 else ''}{fewer}")
+            groups = in_groups(cluster, costs, width)
             try:
-                graph = step.with_samples(samples).capture(self, count)
+                graph = step.with_samples(samples).capture(self, count, width=width)
             except CaptureError as error:
-                if count == self.micro_batches and samples == step.batch:
+                if count == self.micro_batches and (samples, width) == (step.batch, 1):
                     raise UsageError(f"--micro-batches {count}: {error}") from None
                 raise
-            return PlacementProblem(graph, cluster, costs)
+            return PlacementProblem(graph, *groups)
 
         return problem_of
 

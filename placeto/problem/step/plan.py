@@ -14,16 +14,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from placeto.errors import PlanError
 from placeto.problem.cluster import Cluster
-from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.homes import homes_of
 from placeto.problem.step.layers import Layers, layers
 from placeto.problem.step.recomputation import RECOMPUTATION, block_of, recomputed
 
@@ -66,6 +65,7 @@ class Plan:
     chunks: tuple[tuple[Chunk, ...], ...] = ()  # (D,) the order of each device; () = a static order of ops decides
     sharding: tuple[int, ...] = ()  # (P,) one of `SHARDED` for each stage; () = nothing is sharded
     recomputed: tuple[str, ...] = ()  # paths of the modules whose activations are computed again, in program order
+    width: int = 1  # number of boards of the tensor-parallel group that each device of the plan is
 
     def __post_init__(self) -> None:
         stages = len(self.devices)
@@ -88,6 +88,8 @@ class Plan:
             raise PlanError(f"sharding needs one of 0, 1, 2, 3 for each of {stages} stages, not {self.sharding}")
         if len(set(self.recomputed)) < len(self.recomputed):
             raise PlanError(f"a plan recomputes each module once, not as in {', '.join(self.recomputed)}")
+        if self.width < 1:
+            raise PlanError(f"the groups of a plan have at least one board, not {self.width}")
         ran = Counter((device, *chunk) for device, own in enumerate(self.chunks) for chunk in own)
         for device, stage, kind, micro_batch in ran:
             known = stage in range(stages) and kind in CHUNKS and micro_batch in range(count)
@@ -216,6 +218,11 @@ class Plan:
         torchtitan and Megatron-LM run whole blocks, so the stages of their plans begin with blocks: see `in_blocks`.
         """
         name, by = TOOLS[tool], f"plan with --runnable-by {tool}"
+        if self.width > 1 and tool == "torch":
+            return (
+                f"its devices are groups of {self.width} boards, and the exported program of {name} has none: plan "
+                "with --runnable-by torchtitan"
+            )
         if not self.even:
             return (
                 f"its replicas differ in number or in their micro-batches, and {name} needs equally many of each "
@@ -265,7 +272,7 @@ class Plan:
         """
         stage = self.layers(problem).stage(self.borders)
         placement = self.device[stage, np.maximum(problem.graph.micro_batches, 0)]
-        homes = _homes(problem.graph)
+        homes = homes_of(problem.graph)
         home, load = placement[homes.first], np.zeros(problem.num_devices)
         for number in np.flatnonzero(homes.weight).tolist():
             replicas = list(self.devices[stage[homes.first[number]]])
@@ -276,11 +283,14 @@ class Plan:
         return placement
 
     def shape(self, cluster: Cluster) -> str:
-        """Return stages and replicas, such as "2 stages x 4", "stages of 6, 2" or "8 replicas".
+        """Return stages, replicas and groups, such as "2 stages x 4", "stages of 6, 2" or "8 replicas, groups of 2".
 
         If the plan leaves devices idle, the shape also says which ones it uses; for replicas, only if the cluster has
         several kinds of devices.
         """
+        return self._stages(cluster) + (f", groups of {self.width}" if self.width > 1 else "")
+
+    def _stages(self, cluster: Cluster) -> str:
         sizes = [len(devices) for devices in self.devices]
         some = "" if len(self.used) == len(cluster.devices) else f" {on_devices(self.used, cluster)}"
         if len(sizes) == 1:
@@ -301,41 +311,6 @@ class Plan:
         if self.recomputed:
             parts.append(f"{len(self.recomputed)} blocks recomputed")
         return ", ".join([*parts, *(["an order of chunks of its own"] if self.chunks else [])])
-
-
-class _Homes(NamedTuple):
-    """K sets of ops that share a device, such as a parameter with what is made of it and with its gradient."""
-
-    number: np.ndarray  # (N,) the set of each op; -1 for an op that is in none
-    first: np.ndarray  # (K,) the first op of each
-    weight: np.ndarray  # (K,) its bytes of parameters plus 1; 0 where a micro-batch says which device the set has
-
-
-@lru_cache(maxsize=16)
-def _homes(graph: ComputationGraph) -> _Homes:
-    """Return the sets of ops that a plan keeps together, those of no micro-batch in topological order first."""
-    number, first, weight = np.full(graph.num_ops, -1), list[int](), list[float]()
-    of_colour: dict[int, int] = {}
-
-    def begin(op: int, bytes_: float) -> int:
-        first.append(op)
-        weight.append(bytes_)
-        return len(first) - 1
-
-    free = (graph.micro_batches == NO_MICRO_BATCH) & (graph.num_micro_batches > 1)  # if M is 1, all ops have none
-    for op in graph.topological_order[free[graph.topological_order]].tolist():
-        colour, source = int(graph.colocation[op]), next((src for src in graph.reads[op] if free[src]), -1)
-        if colour >= 0:
-            if colour not in of_colour:
-                of_colour[colour] = begin(op, graph.param_bytes[op] + 1)
-            number[op] = of_colour[colour]
-        else:
-            number[op] = number[source] if source >= 0 else begin(op, graph.param_bytes[op] + 1)
-    for op in np.flatnonzero((graph.colocation >= 0) & (number < 0)).tolist():
-        if (colour := int(graph.colocation[op])) not in of_colour:
-            of_colour[colour] = begin(op, 0.0)
-        number[op] = of_colour[colour]
-    return _Homes(number, np.array(first, np.int64), np.array(weight))
 
 
 def check_plan_of(plan: Plan, problem: PlacementProblem, placement: np.ndarray) -> None:

@@ -50,6 +50,9 @@ class PlanRecord(Record, total=False):
     ops decides"""
     recomputed: list[Text]
     """Paths of the modules whose activations aren't kept, but computed again for the backward pass. Default: none"""
+    width: Count
+    """Number of boards of the tensor-parallel group that each device of the plan is: `gpu:0..gpu:1` is a group of two.
+    Default: 1, each device is a board"""
 
 
 def plan_document(plan: Plan, cluster: Cluster) -> PlanRecord:
@@ -65,6 +68,8 @@ def plan_document(plan: Plan, cluster: Cluster) -> PlanRecord:
         document["whole_modules"] = True
     if plan.recomputed:
         document["recomputed"] = list(plan.recomputed)
+    if plan.width > 1:
+        document["width"] = plan.width
     if plan.chunks:
         ran = zip(names, plan.chunks, strict=True)
         document["chunks"] = {name: ["{}{}{}".format(*chunk) for chunk in chunks] for name, chunks in ran if chunks}
@@ -106,6 +111,7 @@ def plan_of(record: PlanRecord, cluster: Cluster, error: type[ValueError]) -> Pl
             tuple(chunks.get(device, ()) for device in range(len(index))) if chunks else (),
             sharding if any(sharding) else (),
             tuple(record.get("recomputed", ())),
+            record.get("width", 1),
         )
     except PlanError as problem:
         raise error(f"plan: {problem}") from None
