@@ -9,6 +9,7 @@ Legend: D devices, M micro-batches.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.errors import CaptureError, ClusterError, PlanError
-from placeto.heuristics.plans import can_run, ranked_plans
+from placeto.heuristics.plans import can_run, least_us, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.numbers import COUNTS, LEAST, Numbers, ProblemOf, place_in_best
@@ -180,14 +181,15 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     numbers, refusals = Numbers(problem_of), list[str]()
-    problems = {problem.setting: problem for _, problem in numbers.wanted(counts)}
-    groups, no_groups = _in_groups(widths, numbers.problems, runnable_by)
-    planned = plain_ways(problems | groups, batch, runnable_by, refusals)
+    planned = plain_ways(_by_setting(numbers, counts), batch, runnable_by, refusals)
     cluster = next(iter(numbers.problems.values())).cluster
     each = one_each(cluster, (*numbers.problems, *numbers.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
-        planned += plain_ways({p.setting: p for _, p in numbers.wanted(each)}, batch, runnable_by, refusals)
-    problems = {problem.setting: problem for problem in numbers.problems.values()} | groups
+        planned += plain_ways(_by_setting(numbers, each), batch, runnable_by, refusals)
+    best_us = min((step.step_us for step in planned if step.fits), default=math.inf)
+    groups, no_groups = _in_groups(widths if runnable_by != "torch" else {}, numbers.problems, best_us)
+    planned += plain_ways(groups, batch, runnable_by, [])
+    problems = _by_setting(numbers, numbers.problems) | groups
     fastest = min(planned, key=lambda step: (_length(step), not step.fits))
     if not fastest.fits:
         planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
@@ -211,17 +213,27 @@ def plans_of(
     return Plans(tuple(steps), numbers.left_out, refused, tried, no_groups, search, unlimited, out)
 
 
+def _by_setting(numbers: Numbers, counts: Iterable[int]) -> dict[Setting, PlacementProblem]:
+    return {problem.setting: problem for _, problem in numbers.wanted(counts)}
+
+
 def _in_groups(
-    widths: Mapping[int, ProblemOf], counts: Iterable[int], runnable_by: Tool | None
+    widths: Mapping[int, ProblemOf], counts: Iterable[int], best_us: float
 ) -> tuple[dict[Setting, PlacementProblem], str]:
     """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
 
-    The torch pipeline of `placeto export` has no groups.
+    If the work alone, divided between all groups, takes longer than the best way so far, the step is captured in one
+    number of micro-batches only, the least, in which ops are largest.
     """
     found, refusal = dict[Setting, PlacementProblem](), ""
-    for problem_of in widths.values() if runnable_by != "torch" else ():
+    least = min(counts)
+    for problem_of in widths.values():
+        numbers = Numbers(problem_of)
         try:
-            found |= {problem.setting: problem for _, problem in Numbers(problem_of).wanted(counts)}
+            found |= _by_setting(numbers, (least,))
+            problem = numbers(least)
+            if least_us(problem, problem.cluster.computing) < best_us:
+                found |= _by_setting(numbers, counts)
         except (CaptureError, ClusterError) as refused:
             refusal = refusal or str(refused)
     return found, refusal
@@ -319,8 +331,7 @@ def _keeping(
     problems: Mapping[Setting, PlacementProblem], tool: Tool | None, refusals: list[str]
 ) -> dict[Setting, Callable[[Plan], bool]]:
     """Return by width and number of micro-batches whether a plan counts: see `_kept`."""
-    refused = {setting: refusals if setting[0] == 1 else [] for setting in problems}
-    return {key: partial(_kept, problem, runner(problem, tool), refused[key]) for key, problem in problems.items()}
+    return {key: partial(_kept, problem, runner(problem, tool), refusals) for key, problem in problems.items()}
 
 
 def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:

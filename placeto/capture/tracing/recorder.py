@@ -241,11 +241,13 @@ class _Recorder(TorchDispatchMode):
         if new is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
             return func  # bernoulli.p draws bits in another order, except where `to_be_run` puts `bernoulli_` back
         numbers = tree_leaves((args[1:], kwargs))
-        if any(isinstance(number, Node) for number in numbers):
+        puts = new is aten.index_put.default  # which takes values of the dtype of the changed tensor only
+        if not puts and any(isinstance(number, Node) for number in numbers):
             return func
         with no_dispatch():
             dense = torch.empty_like(changed).stride() == changed.stride()
-            return new if dense and (changed.is_floating_point() or all(type(n) is int for n in numbers)) else func
+            keeps_dtype = puts or changed.is_floating_point() or all(type(n) is int for n in numbers)
+            return new if dense and keeps_dtype else func
 
     def _argument(self, value: Any) -> Any:
         """A value as an argument of a node: a node in place of each tensor."""
@@ -337,6 +339,8 @@ def _functional_op(func: Any) -> Any:
         return None
     if func is aten.bernoulli_.float:
         return aten.bernoulli.p
+    if func is aten.index_put_.default:
+        return aten.index_put.default
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
     overload = getattr(packet, func._overloadname, None)
     if overload is None or torch.Tag.pointwise not in overload.tags:
