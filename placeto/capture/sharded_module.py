@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.errors import CaptureError
+from placeto.plumbing.parallel_plan import apply_plan
 
 ParallelPlan = Mapping[str, Any]
 """Path of a module, with `*` in place of any part -> its style: a `ParallelStyle` of torch or the name of one of
@@ -57,9 +57,10 @@ def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Ite
     on_error = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width)
     try:
-        tied = _untied(module)
-        _apply(module, plan, dist.device_mesh.init_device_mesh("cpu", (width,)), name)
-        _tie(module, tied, name)
+        try:
+            apply_plan(module, plan, dist.device_mesh.init_device_mesh("cpu", (width,)))
+        except ValueError as problem:
+            raise CaptureError(f"{name}: {problem}") from None
         _check_sizes(module, width, name)
         _hold_local_parameters(module)
         with _only_local_ops():
@@ -93,82 +94,6 @@ def _only_local_ops() -> Iterator[None]:
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     on_meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return nn.Parameter(on_meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else on_meta
-
-
-def _apply(module: nn.Module, plan: ParallelPlan, mesh: Any, name: str) -> None:
-    """Shard what a plan names; these parameters are DTensors then.
-
-    Raises:
-        CaptureError: the plan names what isn't there, or a style that there isn't or that doesn't suit its module.
-    """
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    modules = [path for path, _ in module.named_modules()]
-    parameters = [path for path, _ in module.named_parameters()]
-    named = dict[str, str]()  # path of a parameter or a module -> a style of transformers
-    for pattern, style in plan.items():
-        paths = [path for path in modules if _matches(path, pattern)]
-        own = [path for path in parameters if _matches(path, pattern) or _matches(path.rpartition(".")[0], pattern)]
-        if not paths and not own:
-            raise CaptureError(f"{name}: the parallel plan has {pattern!r}, and the model has no such module")
-        if isinstance(style, str):
-            named |= dict.fromkeys([*own, *paths], style)
-            continue
-        try:
-            for path in paths:
-                parallelize_module(module.get_submodule(path), mesh, style, src_data_rank=None)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
-            raise CaptureError(f"{name}: the parallel plan can't be applied to {pattern!r}: {problem}") from None
-    if not named:
-        return
-    try:
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-    except ImportError:
-        raise CaptureError(f"{name}: transformers 5.23 or later is needed to apply its parallel plan") from None
-    try:
-        apply_tensor_parallelism(module, mesh, named)
-    except (AttributeError, KeyError, RuntimeError, ValueError) as problem:
-        raise CaptureError(f"{name}: transformers can't apply the parallel plan: {problem}") from None
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """Whether a path has as many parts as a pattern, and each part matches.
-
-    >>> _matches("layers.0.q", "layers.*.q"), _matches("layers.0.a.q", "layers.*.q")
-    (True, False)
-    """
-    parts, patterns = path.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
-
-
-def _untied(module: nn.Module) -> list[tuple[str, str]]:
-    """Give each module its own parameters; return pairs of paths of those that were one: the first and another one."""
-    first, pairs = dict[int, str](), list[tuple[str, str]]()
-    for path, parameter in list(module.named_parameters(remove_duplicate=False)):
-        if first.setdefault(id(parameter), path) != path:
-            pairs.append((first[id(parameter)], path))
-            _put(module, path, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
-    return pairs
-
-
-def _tie(module: nn.Module, pairs: Iterable[tuple[str, str]], name: str) -> None:
-    """Let parameters be one again.
-
-    Raises:
-        CaptureError: they aren't sharded alike.
-    """
-    for path, other in pairs:
-        mine, others = module.get_parameter(path), module.get_parameter(other)
-        if getattr(mine, "placements", None) != getattr(others, "placements", None):
-            raise CaptureError(
-                f"{name}: {path} and {other} are one parameter, and the parallel plan doesn't shard it alike in both"
-            )
-        _put(module, other, mine)
-
-
-def _put(module: nn.Module, path: str, parameter: nn.Parameter) -> None:
-    owner, _, key = path.rpartition(".")
-    module.get_submodule(owner)._parameters[key] = parameter
 
 
 def _check_sizes(module: nn.Module, width: int, name: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import arg
 
 from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
-from placeto.cli.shared.common import note, note_memory, say
-from placeto.cli.shared.graphs import is_factory
+from placeto.cli.shared.common import find_cluster, note, note_memory, say
+from placeto.cli.shared.graphs import as_planned, is_factory
 from placeto.cli.shared.options import Modules, Names, PagePath, WritablePath, refuse
 from placeto.errors import UsageError
 from placeto.problem.checks import checked
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from placeto.formats.exports.whole_layers import WholeLayers
     from placeto.simulator.schedule import Schedule
 
-_FOLDERS = "torch-pipeline", "torchtitan"
+_FOLDERS = "torch-pipeline", "torch-replicas", "torchtitan"
 _TRAIN = "torchtitan", "megatron"
 _NOTES = 5  # lines that say why an export differs from the placement
 
@@ -34,6 +34,7 @@ class Arguments(PlacedArguments):
 
     - device-map: JSON, the device of each module, for accelerate and models of Hugging Face.
     - torch-pipeline: a folder from which torchrun trains the stages and replicas of a placement in micro-batches.
+    - torch-replicas: the same for a plan file whose way is replicas: DDP, ZeRO, FSDP, tensor-parallel groups.
     - torchtitan: a folder with the same for torchtitan, in whole layers.
     - megatron, vllm, llama.cpp: a shell script with the arguments that give each device its layers.
     - exo: JSON, the layers of each node.
@@ -47,6 +48,7 @@ class Arguments(PlacedArguments):
         "device-map",
         "stages",
         "torch-pipeline",
+        "torch-replicas",
         "torchtitan",
         "megatron",
         "vllm",
@@ -69,6 +71,9 @@ class Arguments(PlacedArguments):
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write it, and say how much longer the step takes within the format's limits."""
     _check(arguments)
+    if arguments.format == "torch-replicas":
+        _torch_replicas(arguments)
+        return
     name, file, schedule = simulate_file(arguments)
     problem, path = schedule.problem, arguments.out
     graph = problem.graph
@@ -150,14 +155,41 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     whole, free = pipeline.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     note_other_time(arguments.placement, schedule, whole, free)
-    say(f"run          torchrun --standalone --nproc-per-node {pipeline.num_ranks} {folder / 'run.py'}")
+    _say_how_to_run(arguments, pipeline.num_ranks, kept)
     note_of_memory(pipeline.step, plan, schedule.problem.graph)
+
+
+def _torch_replicas(arguments: Arguments) -> None:
+    from placeto.cli.shared.factory import settings_of
+    from placeto.errors import PlanError
+    from placeto.formats.exports import save_torch_replicas
+    from placeto.formats.plan import load_plan
+    from placeto.problem.messages import within
+
+    cluster, folder = find_cluster(arguments.cluster), arguments.out
+    options = as_planned(arguments.placement, arguments.graph, cluster, arguments.options)
+    way = load_plan(arguments.placement)
+    if way is None:
+        raise UsageError(f"{arguments.placement}: torch-replicas needs a plan file, as `placeto plan -o` writes it")
+    factory = arguments.graph if is_factory(arguments.graph) else None
+    kept = (folder / "run.py").exists()
+    with within(PlanError, arguments.placement):
+        ranks = save_torch_replicas(way, folder, factory, settings_of(options.settings), options.loss)
+    say(f"replicas     {folder}: {way.kind} ({way.shape}), micro-batches {way.micro_batches}")
+    say(f"simulated    {format_us(float(way.step_us))}")
+    _say_how_to_run(arguments, ranks, kept)
+
+
+def _say_how_to_run(arguments: Arguments, ranks: int, kept: bool) -> None:
+    """Print the command that runs an exported program, and what the user has to know of it."""
+    program, precision = arguments.out / "run.py", arguments.options.precision
+    say(f"run          torchrun --standalone --nproc-per-node {ranks} {program}")
     if kept:
-        note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
-    if factory is None:
+        note(f"{program} was there already and stays as it is; remove it for a new one")
+    if not is_factory(arguments.graph):
         note(f"{arguments.graph} is no function that makes the model: give run.py one, --factory file.py:function")
-    if options.precision != "fp32":
-        note(f"run.py trains the model as the factory makes it, not in {options.precision}: change it there")
+    if precision != "fp32":
+        note(f"run.py trains the model as the factory makes it, not in {precision}: change it there")
 
 
 def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:

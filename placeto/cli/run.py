@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
@@ -19,6 +19,10 @@ from placeto.cli.shared.graphs import as_planned, check_step
 from placeto.errors import UsageError
 from placeto.problem.units import format_bytes, format_us
 
+if TYPE_CHECKING:
+    from placeto.formats.plan import PlanFile
+    from placeto.runtime.local_devices import LocalDevice
+
 _NOT_COUNTED = 2  # first steps, which are slower
 
 
@@ -28,8 +32,9 @@ class Arguments:
 
     FACTORY is as for `placeto capture`, but it is called on the CPU. The placement must have been made for the same
     FACTORY with the same options. With --placement, Placeto's own runtime runs the step, and the parameters don't
-    change. With --plan, torchrun trains the model as a pipeline, with one process for each device, by the program that
-    `placeto export --format torch-pipeline` writes.
+    change. With --plan, torchrun trains the model, with one process for each device: a pipeline by the program that
+    `placeto export --format torch-pipeline` writes, and replicas, also sharded ones and tensor-parallel groups, by that
+    of `--format torch-replicas`.
     """
 
     factory: opt.Factory
@@ -38,7 +43,7 @@ class Arguments:
     placement: opt.OptionalPath = None
     """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
     plan: opt.OptionalPath = None
-    """in place of --placement, a pipeline that torch runs, from `placeto plan --runnable-by torch -o` or
+    """in place of --placement, replicas or a pipeline that torch runs, from `placeto plan --runnable-by torch -o` or
     `placeto place --placer torch-pipeline -o`"""
     cluster: opt.OptionalText = None
     """with --plan, the cluster of the simulation; that of the placement if not given"""
@@ -73,16 +78,19 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     from placeto.formats.plan import load_plan
     from placeto.planning.planned_steps import Kind
     from placeto.runtime.local_devices import open_devices
-    from placeto.runtime.torchrun import torchrun
 
-    options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
+    options, way = arguments.options, load_plan(plan)
     if way is not None and way.kind == Kind.FREE:
         raise UsageError(f"{plan}: its way is a {way.kind}, which torch can't run: give the file as --placement {plan}")
+    if way is not None and way.plan is not None and len(way.plan["stages"]) == 1:
+        _run_replicas(arguments, plan, way)
+        return
     if way is not None and way.micro_batches == 1:
         raise UsageError(
             f"{plan}: its way is {way.kind}, which is no pipeline of micro-batches: run it with {way.run_by}, or "
             "make a pipeline with `placeto place --placer torch-pipeline --micro-batches 4 -o`"
         )
+    cluster = arguments.cluster or load_placement(plan).cluster
     if cluster is None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices(arguments.devices)
@@ -97,15 +105,50 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
     note_other_time(plan, schedule, pipeline.step.makespan_us)
     note_of_memory(pipeline.step, pipeline.order.plan, schedule.problem.graph)
-    if options.precision != "fp32":
-        note(f"the model is trained as the factory makes it, not in {options.precision}")
     with TemporaryDirectory() as folder:
         save_torch_pipeline(pipeline, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
-        times = torchrun(Path(folder), devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
+        _run_program(Path(folder), devices, arguments, pipeline.step.makespan_us)
+
+
+def _run_replicas(arguments: Arguments, plan: Path, way: PlanFile) -> None:
+    """Export replicas as a program, run it by torchrun, and print how long its steps take."""
+    from placeto.cli.shared.factory import settings_of
+    from placeto.errors import PlacementError, PlanError
+    from placeto.formats.exports import save_torch_replicas
+    from placeto.problem.cluster import load_cluster
+    from placeto.problem.costs import load_costs
+    from placeto.problem.messages import within
+    from placeto.runtime.local_devices import open_devices
+
+    options = as_planned(plan, arguments.factory, None, arguments.options)
+    if arguments.cluster is not None:
+        with within(PlacementError, plan):
+            way.check_cluster(load_cluster(arguments.cluster))
+    planned_with = None if way.placement is None else way.placement.costs
+    if arguments.costs not in ("efficiency", planned_with) and load_costs(arguments.costs).name != planned_with:
+        note(f"the simulated time is that of {plan}: `placeto plan` simulates with other --costs")
+    with TemporaryDirectory() as folder:
+        with within(PlanError, plan):
+            how = settings_of(options.settings), options.loss
+            ranks = save_torch_replicas(way, Path(folder), arguments.factory, *how)
+        devices = open_devices(arguments.devices)
+        if len(devices) != ranks:
+            used = f"{ranks} {'device' if ranks == 1 else 'devices'}"
+            raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
+        _run_program(Path(folder), devices, arguments, float(way.step_us))
+
+
+def _run_program(folder: Path, devices: list[LocalDevice], arguments: Arguments, simulated_us: float) -> None:
+    """Run an exported program by torchrun, and print how long its steps take."""
+    from placeto.runtime.torchrun import torchrun
+
+    if arguments.options.precision != "fp32":
+        note(f"the model is trained as the factory makes it, not in {arguments.options.precision}")
+    times = torchrun(folder, devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
     counted = times[_NOT_COUNTED:]
-    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), pipeline.step.makespan_us
+    median, spread = statistics.median(counted), max(counted) - min(counted)
     took = f"{format_us(median)} in the median of {len(counted)}, spread {format_us(spread)}"
-    say(f"step         {took}, simulated {format_us(simulated)}")
+    say(f"step         {took}, simulated {format_us(simulated_us)}")
 
 
 def _run_placement(arguments: Arguments, path: Path) -> None:

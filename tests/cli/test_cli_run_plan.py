@@ -78,7 +78,10 @@ def test_why_a_step_takes_another_time_than_the_file_says(
         PlanFile(*way, *facts),
         "plan.json",
     )
-    assert note() == "note: plan.json says 1.23 ms, for data parallel as torch DDP runs it; "
+    assert run(*RUN) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith(", simulated 1.23 ms\n"), "replicas run as they were planned"
+    assert err == ""
     way = "free placement", "on 2 devices", 2, "own list", "placeto run", 16, 1234.5
     save_plan(
         PlanFile(*way, *facts),
@@ -118,13 +121,18 @@ def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "the placement is for another graph" in fails(capsys, *whole)
 
 
-def test_a_plan_without_micro_batches_is_no_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_device_runs_a_plan_without_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     whole = ("--micro-batches", "1", "--simulations", "0")
     assert run("plan", "net.py:net", "--cluster", "2xcpu-core", *whole, "-o", "whole.json") == 0
     capsys.readouterr()
     message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")
-    assert re.search(
-        r"whole\.json: its way is [\w ]+, which is no pipeline of micro-batches: run it with [\w ]+, or", message
+    assert "--devices cpu:0,cpu:1: the plan runs on 1 device, not on 2" in message
+    document = json.loads(Path("whole.json").read_text())
+    del document["plan"]
+    Path("whole.json").write_text(json.dumps(document | {"kind": "whole modules", "run_by": "accelerate"}))
+    message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")
+    assert (
+        "whole.json: its way is whole modules, which is no pipeline of micro-batches: run it with accelerate" in message
     )
 
 

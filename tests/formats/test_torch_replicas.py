@@ -1,0 +1,101 @@
+"""Replicas that are exported and run by torchrun, against the whole model."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.errors import PlanError
+from placeto.formats.exports.torch_replicas import replicas_of, save_torch_replicas
+from placeto.formats.plan import PlanFile, save_plan
+from placeto.problem.cluster import load_cluster
+from placeto.runtime.local_devices import open_devices
+from placeto.runtime.torchrun import torchrun
+from tests.command_line import fails, run
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def net(layers: int = 3) -> tuple[Any, ...]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    blocks = nn.Sequential(*(Block() for _ in range(layers)), nn.Linear(16, 10))
+    targets = (torch.arange(16) % 10,)
+    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    return blocks, (torch.randn(16, 16),), nn.functional.cross_entropy, targets, plan
+
+
+def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recomputed: Sequence[str] = ()) -> PlanFile:
+    replicas = [{"device": f"gpu:{number}", "micro_batches": taken} for number, taken in enumerate(micro_batches)]
+    stage = {"first_layer": 0, "replicas": replicas, "sharding": sharding}
+    plan: Any = {"layers": 4, "stages": [stage], "width": width, "recomputed": list(recomputed)}
+    how = "replicas", f"{len(replicas)} replicas", sum(map(len, micro_batches)), "program", "torch", 16
+    return PlanFile(*how, 1000.0, {"weights": 1}, 2, True, 64 * "0", plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "planned",
+    [
+        way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("1",)),
+        way([[0, 1, 2], [3]], sharding=1, recomputed=("0", "2")),
+    ],
+    ids=["FSDP of groups", "ZeRO"],
+)
+def test_replicas_train_as_the_whole_model_does(planned: PlanFile, tmp_path: Path) -> None:
+    ranks = save_torch_replicas(planned, tmp_path / "made", f"{__file__}:net")
+    lines = list[str]()
+    torchrun(tmp_path / "made", open_devices(["cpu:0", "cpu:1"]) * (ranks // 2), 3, check=True, each=lines.append)
+    out = "\n".join(lines)
+    found = re.search(r"^model: 20 gradients, off by (\S+) at most$", out, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) < 1e-6
+    losses = re.findall(r"^step \d: loss (\S+), \S+ ms; whole model: loss (\S+)$", out, re.MULTILINE)
+    assert len(losses) == 3
+    assert all(float(one) == pytest.approx(float(other), rel=1e-4) for one, other in losses)
+    assert len({one for one, _ in losses}) == 3, "it learns"
+
+
+def test_the_folder_needs_no_placeto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = load_cluster("4xv100").hash
+    save_plan(replace(way([[0], [1]], width=2), cluster_hash=cluster), tmp_path / "plan.json")
+    given = "--cluster", "4xv100", "--placement", tmp_path / "plan.json", "--format", "torch-replicas"
+    for again in (False, True):
+        assert run("export", f"{__file__}:net", *given, "-o", tmp_path / "made") == 0
+        out, err = capsys.readouterr()
+        assert f"run          torchrun --standalone --nproc-per-node 4 {tmp_path}/made/run.py" in out
+        assert ("was there already" in err) == again
+    for program in (tmp_path / "made").glob("*.py"):
+        assert "import placeto" not in program.read_text()
+        assert "from placeto" not in program.read_text()
+    document = json.loads((tmp_path / "made/plan.json").read_text())
+    assert (document["width"], document["micro_batches"], document["sharding"]) == (2, [[0], [1]], 0)
+
+
+def test_what_torch_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PlanError, match="ZeroRedundancyOptimizer can't share out"):
+        replicas_of(way([[0], [1]], sharding=1, width=2))
+    with pytest.raises(PlanError, match="FSDP needs as many micro-batches on each replica"):
+        save_torch_replicas(way([[0, 1], [2]], sharding=2), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+    pipeline = way([[0]])
+    assert pipeline.plan is not None
+    pipeline.plan["stages"] *= 2
+    with pytest.raises(PlanError, match="its way, 'replicas', isn't one of replicas: run it with torch"):
+        replicas_of(pipeline)
+    save_plan(way([[0], [1]]), tmp_path / "plan.json")
+    one = "--plan", tmp_path / "plan.json", "--devices", "cpu:0"
+    assert "the plan runs on 2 devices, not on 1" in fails(capsys, "run", f"{__file__}:net", *one)
