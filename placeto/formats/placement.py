@@ -215,7 +215,7 @@ class PlanFile:
         """
         if self.placement is None:
             what = f"its way, {quote(self.kind)}, shards parameters, so that no op has a device"
-            how = f"run it by `placeto run --plan`, with {quote(self.run_by)}, or make a placement with `placeto place -o`"
+            how = f"`placeto run --plan` runs it by {self.run_by}; or make a placement with `placeto place -o`"
             raise PlacementError(f"{what}: {how}")
         return self.placement if self.plan is None else replace(self.placement, plan=self.plan)
 

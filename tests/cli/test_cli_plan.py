@@ -155,7 +155,7 @@ def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureF
         ("export", "net.py:net", "--cluster", "2xv100", "--format", "trace", "-o", "trace.json", "--placement"),
     ):
         told = (
-            "p.json: its way, 'data parallel, fully sharded', shards parameters, so that no op has a device: run it by "
+            "p.json: its way, 'data parallel, fully sharded', shards parameters, so that no op has a device: `placeto"
         )
         assert told in fails(capsys, *command, "p.json")
 
