@@ -132,5 +132,5 @@ def test_other_tools_have_no_groups() -> None:
         lambda: device_map(step.placed),
         lambda: vllm(whole_layers(step.placed, "vLLM", trains=False)),
     ):
-        with pytest.raises((PlacementError, PlanError), match="tensor-parallel groups of 2 boards, which .* doesn't"):
+        with pytest.raises((PlacementError, PlanError), match=r"tensor-parallel groups of 2 boards, which .* doesn't"):
             export()
