@@ -170,7 +170,7 @@ _OTHER_NAMES = {
     ),
     **dict.fromkeys(
         ("--tensor-parallel", "--tensor-parallel-size", "--tensor_parallel_size", "--tp"),
-        " There is no tensor parallelism: pipelines and sharded parameters divide a model's memory too.",
+        " Tensor parallelism has no option: `placeto plan` tries groups of 2, 4 and 8 boards, `placeto fits` none.",
     ),
 }
 """Names that others give to a choice or an option -> what is said about them."""

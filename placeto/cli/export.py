@@ -257,7 +257,7 @@ def _layer_notes(layers: WholeLayers, step: Schedule, title: str, ranks: tuple[i
     """Say what the user has to know of whole layers and of the step as the tool runs it."""
     from placeto.formats.exports.layer_tools import hosts_in_order
 
-    cluster = layers.schedule.problem.cluster
+    cluster = layers.schedule.problem.boards
     if layers.moved > 0.0:
         note(f"{layers.moved:.1%} of the time is moved to another device, so that layers are whole")
     note_memory("in whole layers it", step)

@@ -26,7 +26,8 @@ class Arguments:
     The ways to run a step are: one device; whole modules on several devices, one after the other; data parallelism,
     in which each device gets a part of the batch and holds all of the model, or only a part of the optimizer state,
     the gradients and the parameters; pipelines of stages with replicas; interleaved pipelines, in which a device has
-    several stages; and a free placement of single ops.
+    several stages; and a free placement of single ops. If the model has a parallel plan, as models of transformers
+    do, each device may also be a tensor-parallel group of 2, 4 or 8 boards of a host.
 
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
     numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. If the fastest way doesn't fit, ways are
@@ -92,12 +93,8 @@ def run(arguments: Arguments) -> None:
     if plans.left_out:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
-    if widths and not sharded:
-        note(
-            f"no way has tensor-parallel groups: {name} has no parallel plan, which a FACTORY may return as fifth value"
-        )
-    if plans.no_groups:
-        say(f"not tried in groups: {plans.no_groups}")
+    if no_groups := plans.no_groups or (f"{name} has no parallel plan" if widths and not sharded else ""):
+        say(f"not tried in groups: {no_groups}")
     if any(step.run_by == "torch-pipeline" and step.recomputed == CHECKPOINTED for step in plans.steps):
         say(
             "torch-pipeline traces the model without its activation checkpoints: it takes more memory, and less time, "

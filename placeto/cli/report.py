@@ -66,11 +66,14 @@ class Arguments(PlacedArguments):
 def run(arguments: Arguments) -> None:
     """Simulate the placement, place with the others, write the page."""
     others = rivals(arguments.against)
+    from placeto.problem.costs import load_costs
+    from placeto.problem.costs.group_costs import in_groups
     from placeto.problem.problem import PlacementProblem
 
     name, file, schedule = simulate_file(arguments)
-    graph, costs = schedule.problem.graph, schedule.problem.costs
-    free = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch), costs)
+    cluster = find_cluster(arguments.cluster, arguments.dispatch)
+    groups = in_groups(cluster, load_costs(arguments.costs), schedule.problem.width)
+    free = PlacementProblem(schedule.problem.graph, *groups)
     write_report(schedule, free, arguments.out, name, file.placer, file.whole_modules, others)
     note_memory(str(arguments.placement), schedule)
 
@@ -80,6 +83,7 @@ def simulate_file(arguments: PlacedArguments) -> tuple[str, PlacementFile, Sched
     from placeto.errors import PlacementError
     from placeto.formats.placement import load_placement
     from placeto.problem.costs import load_costs
+    from placeto.problem.costs.group_costs import in_groups
     from placeto.problem.messages import within
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.step.plan import check_plan_of
@@ -88,7 +92,8 @@ def simulate_file(arguments: PlacedArguments) -> tuple[str, PlacementFile, Sched
     file = load_placement(arguments.placement)
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
     options = as_planned(arguments.placement, arguments.graph, find_cluster(arguments.cluster), arguments.options)
-    name, graph, _ = find_graph(arguments.graph, options)
+    cluster, costs = in_groups(cluster, costs, file.width)
+    name, graph, _ = find_graph(arguments.graph, options, file.width)
     with within(PlacementError, arguments.placement):
         graph = file.step(graph)
         placement, order = file.devices(graph, cluster), file.op_order(graph)

@@ -168,6 +168,11 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
             f"{path}: it recomputes modules for the backward pass, which Placeto's own runtime can't: give a pipeline "
             f"as --plan {path}; else let the FACTORY call them by torch.utils.checkpoint, and place again"
         )
+    if file.width > 1:
+        raise UsageError(
+            f"{path}: its devices are tensor-parallel groups of {file.width} boards, and Placeto's own runtime has "
+            "none: export it for torchtitan or megatron"
+        )
     devices = open_devices(arguments.devices)
     _, module, inputs, loss, targets, _ = user_step(arguments.factory, options, "cpu")
     how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}

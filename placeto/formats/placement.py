@@ -80,6 +80,11 @@ class PlacementFile:
                 raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
+    @property
+    def width(self) -> int:
+        """Number of boards of the tensor-parallel groups of the file's plan; 1 without groups."""
+        return 1 if self.plan is None else self.plan.get("width", 1)
+
     def step(self, captured: ComputationGraph) -> ComputationGraph:
         """Return the graph whose ops the file places: that of a captured step, with what the file's plan recomputes.
 

@@ -209,7 +209,7 @@ def plans_of(
     if not steps[0].fits:
         best_alone = min((step for step in planned if step.width == 1), key=rank)
         out = ways_out(numbers, best_alone, batch, partial(leanest, runnable_by), smaller)
-    refused, tried = next(iter(refusals), ""), tuple(numbers.problems)
+    refused, tried = next(iter(refusals), ""), tuple(count for width, count in problems if width == 1)
     return Plans(tuple(steps), numbers.left_out, refused, tried, no_groups, search, unlimited, out)
 
 

@@ -114,6 +114,11 @@ class PlacementProblem:
         return getattr(self.costs, "ranks", 1)
 
     @property
+    def boards(self) -> Cluster:
+        """The cluster whose boards form the groups; without groups, the problem's cluster."""
+        return getattr(self.costs, "boards", self.cluster)
+
+    @property
     def setting(self) -> tuple[int, int]:
         """Width and number of micro-batches: how the step was captured."""
         return self.width, self.graph.num_micro_batches

@@ -59,7 +59,7 @@ MISTAKES = [
     ("place g.json", "--cluster"),
     (f"place g.json {ON} --nonsense 1", "Unrecognized options: --nonsense"),
     (f"plan net.py:net {ON} --inference", "Unrecognized options: --inference"),
-    ("fits net.py:net --memory 1GB --tensor-parallel 2", "There is no tensor parallelism: pipelines"),
+    ("fits net.py:net --memory 1GB --tensor-parallel 2", "`placeto plan` tries groups of 2, 4 and 8 boards"),
     (f"place g.json {ON} --dispatch first", "of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. "),
     (f"plan net.py:net {ON} --runnable-by tensorflow", "Expected one of megatron, torch, torchtitan. "),
     ("capture net.py:net -o a.json --precision fp8", "--precision"),

@@ -80,6 +80,44 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert "too little" in capsys.readouterr().out
 
 
+def test_groups_of_boards_by_the_plan_of_transformers(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float16", "vocab_size": 512}
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 2}
+    Path("config.json").write_text(json.dumps(config | sizes | {"num_key_value_heads": 2}))
+    words = ("plan", "config.json", "--cluster", "4xv100", "--batch", "2", "--length", "4096", "--simulations", "0")
+    assert run(*words, "-o", "p.json") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^data parallel +2 replicas, groups of 2 +2 .* torch DDP, TP$", out, re.MULTILINE)
+    assert re.search(r"^tensor parallel +gpu:0\.\.gpu:1 +1 .* torch, TP$", out, re.MULTILINE)
+    assert re.search(r"^not tried in groups: .*num_key_value_heads is 2, which groups of 4 don't divide$", out, re.M)
+    assert json.loads(Path("p.json").read_text())["plan"]["width"] == 2
+
+
+def test_groups_of_boards_by_the_plan_of_a_factory(capsys: pytest.CaptureFixture[str]) -> None:
+    styles = "{'0': ColwiseParallel(), '2': RowwiseParallel()}"
+    Path("net.py").write_text(
+        f"""
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+
+def net(size=64, plan=True):
+    module = nn.Sequential(nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size))
+    return module, (torch.empty(8, size),), lambda y: y.square().mean(), (), {styles} if plan is True else plan
+"""
+    )
+    words = ("plan", "net.py:net", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "2")
+    assert run(*words) == 0
+    assert "\ntensor parallel" in capsys.readouterr().out
+    assert run(*words, "--set", "plan=None") == 0
+    assert "\nnot tried in groups: net has no parallel plan\n" in capsys.readouterr().out
+    assert run(*words, "--runnable-by", "torch") == 0
+    assert "groups" not in capsys.readouterr().out
+    assert "the fifth value that it returns must be a parallel plan" in fails(capsys, *words, "--set", "plan=3")
+
+
 def test_a_page_has_the_table_the_sentence_and_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net(batch=65536)", "--cluster", "4xv100", "--micro-batches", "4", "--runnable-by", "torch")
     assert run(*words, "--report", "page.html") == 0

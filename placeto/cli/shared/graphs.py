@@ -24,15 +24,19 @@ _OF_MODULES = {field.name for field in fields(CaptureOptions)} - {"inference", "
 Traced = TypeVar("Traced", bound=TraceOptions)
 
 
-def find_graph(argument: str, options: CaptureOptions) -> tuple[str, ComputationGraph, nn.Module | None]:
+def find_graph(
+    argument: str, options: CaptureOptions, width: int = 1
+) -> tuple[str, ComputationGraph, nn.Module | None]:
     """Return the name to show for a GRAPH argument, the graph, and its module if it was captured, else None.
+
+    A step that is captured is that of one rank of a tensor-parallel group of `width` boards.
 
     Raises:
         UsageError, PlacerError: there is no such graph, or an option is for another kind of argument.
         CaptureError, GraphError: the graph can't be captured or read.
     """
     if is_factory(argument):
-        return argument, *capture_factory(argument, options)
+        return argument, *capture_factory(argument, options, width=width)
     if argument.endswith(".onnx") and Path(argument).is_file():
         return argument, import_onnx(argument, options, Path(argument).name.split(".")[0]), None
     if not argument.strip():
@@ -95,7 +99,9 @@ def is_factory(argument: str) -> bool:
     return where not in families() or Path(f"{where}.py").is_file()
 
 
-def capture_factory(factory: str, options: CaptureOptions, name: str = "") -> tuple[ComputationGraph, nn.Module]:
+def capture_factory(
+    factory: str, options: CaptureOptions, name: str = "", width: int = 1
+) -> tuple[ComputationGraph, nn.Module]:
     """Return the graph of a FACTORY's step, and the module; the graph is called like the function if no name is given.
 
     Raises:
@@ -114,7 +120,8 @@ def capture_factory(factory: str, options: CaptureOptions, name: str = "") -> tu
         if options.inference:
             how: dict[str, Any] = {"precision": options.precision, "micro_batches": count}
             return capture_inference(step.module, step.inputs, name=name, run=run, **how), step.module
-        return step.capture(options, count, name, run=run, optimizer_step=options.optimizer_step), step.module
+        more = {"run": run, "optimizer_step": options.optimizer_step, "width": width}
+        return step.capture(options, count, name, **more), step.module
     except CaptureError as problem:
         advice = ""
         if step.loss is None and "the loss must be a scalar" in str(problem):

@@ -80,6 +80,8 @@ def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module 
     Raises:
         PlanError: the graph has no modules, or lacks one of `whole`.
     """
+    if schedule.plan is not None and schedule.plan.width > 1:
+        raise PlacementError(f"{schedule.problem.graph.name}: {schedule.plan.no_groups('a device map')}")
     step = in_whole_modules(schedule, whole, module)
     module_tensors = dict.fromkeys(step.units.own, int(step.device[-1]))
     return DeviceMap(_said(schedule.problem.graph, step.units, step.device) | module_tensors, step)

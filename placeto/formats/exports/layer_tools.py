@@ -23,6 +23,7 @@ from placeto.errors import PlacementError
 from placeto.formats.exports.whole_layers import ALONE, WholeLayers
 from placeto.plumbing.terminal import printable
 from placeto.problem.cluster import Cluster
+from placeto.problem.cluster.groups import ranks_of
 
 
 def megatron(split: WholeLayers, batch: int | None = None) -> str:
@@ -44,6 +45,8 @@ def megatron(split: WholeLayers, batch: int | None = None) -> str:
         words.append(f"--pipeline-model-parallel-layout '{'|'.join(['E' + layers[0], *layers[1:]])}L'")
     words += [f"--num-layers {len(split.modules)}", f"--micro-batch-size {samples}"]
     words.append(f"--global-batch-size {samples * split.plan.num_micro_batches}")
+    if split.plan.width > 1:
+        words.append(f"--tensor-model-parallel-size {split.plan.width}")
     if most := max(split.recomputed):
         words.append(f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}")
     ranks = ranks_by_stage(split)
@@ -120,8 +123,14 @@ TITLES = {"megatron": "Megatron-LM", "vllm": "vLLM", "llama.cpp": "llama.cpp", "
 
 
 def ranks_by_stage(split: WholeLayers) -> tuple[int, ...]:
-    """(P * R,) the device of each rank, if ranks are numbered by pipeline rank, and within one by replica."""
-    return tuple(device for row in zip(*split.ranks, strict=True) for device in row)
+    """(P * R * t,) the board of each rank, if ranks are numbered by pipeline rank, then replica, then place in a group.
+
+    The numbers are those of `PlacementProblem.boards`.
+    """
+    devices = [device for row in zip(*split.ranks, strict=True) for device in row]
+    if split.plan.width == 1:
+        return tuple(devices)
+    return tuple(ranks_of(split.schedule.problem.boards, split.plan.width)[devices].ravel().tolist())
 
 
 def hosts_in_order(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
@@ -141,7 +150,7 @@ def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
 
 
 def _script(split: WholeLayers, ranks: tuple[int, ...], command: str, exports: list[str], words: list[str]) -> str:
-    cluster = split.schedule.problem.cluster
+    cluster = split.schedule.problem.boards
     names = shlex.join(printable(cluster.device_names[device]) for device in ranks)
     if numbers := visible(cluster, ranks):
         exports = [f"export CUDA_VISIBLE_DEVICES={numbers}", *exports]

@@ -6,7 +6,7 @@ run. torchtitan needs whole layers. If the plan recomputes some of them, torchti
 (``activation_checkpoint.mode``). Its stage s is on pipeline rank s mod P; or, with two stages a rank, the second stages
 go over the ranks in the opposite order.
 
-Legend: S stages, R replicas, P pipeline ranks.
+Legend: S stages, R replicas, P pipeline ranks, t boards of a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEVICES = {devices}  # of each rank
 PARALLELISM = {{
     "pipeline_parallel_degree": {size},
     "data_parallel_replicate_degree": {replicas},
-    "data_parallel_shard_degree": 1,
+    "data_parallel_shard_degree": 1,{groups}
     "pipeline_parallel_schedule": "{schedule}",  # says which rank has which stage
     "pipeline_parallel_schedule_csv": str(Path(__file__).with_name("schedule.csv")),
     "pipeline_parallel_microbatch_size": {samples},
@@ -64,7 +64,7 @@ class TorchTitan:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """(P * R,) the device of each rank."""
+        """(P * R * t,) the board of each rank."""
         return ranks_by_stage(self.layers)
 
 
@@ -79,6 +79,7 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
         raise PlacementError(
             f"{name}: the placement has one stage, which torchtitan runs without a plan: set its "
             f"data_parallel_replicate_degree to {len(layers.plan.replicas)}"
+            + (f", and its tensor_parallel_degree to {layers.plan.width}" if layers.plan.width > 1 else "")
         )
     if why := layers.plan.refusal(layers.schedule.problem, "torchtitan"):
         raise PlacementError(f"{name}: {why}")
@@ -108,7 +109,7 @@ def save_torchtitan(pipeline: TorchTitan, folder: Path, batch: int | None = None
     """
     folder.mkdir(exist_ok=True)
     layers, plan = pipeline.layers, pipeline.layers.plan
-    cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // plan.num_micro_batches
+    cluster, samples = layers.schedule.problem.boards, 1 if batch is None else batch // plan.num_micro_batches
     (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     write_text("".join(f"{','.join(row)}\n" for row in pipeline.rows), folder / "schedule.csv")
     text = _PROGRAM.format(
@@ -117,6 +118,7 @@ def save_torchtitan(pipeline: TorchTitan, folder: Path, batch: int | None = None
         visible=f" Start it with CUDA_VISIBLE_DEVICES={gpus}." if (gpus := visible(cluster, pipeline.ranks)) else "",
         size=len(layers.ranks[0]),
         replicas=len(plan.replicas),
+        groups=f'\n    "tensor_parallel_degree": {plan.width},' if plan.width > 1 else "",
         schedule="ZBVZeroBubble" if plan.goes_back else "PipelineScheduleMulti",
         samples=samples,
         recomputed='{"mode": "full"}' if plan.recomputed else "{}",

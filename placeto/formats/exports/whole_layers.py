@@ -83,6 +83,8 @@ def whole_layers(schedule: Schedule, tool: str, trains: bool = True) -> WholeLay
             f"{graph.name}: the replicas of its stages differ in number or in their micro-batches, {tool} needs "
             f"equally many of each stage: {'place with --placer torch-pipeline' if trains else ALONE}"
         )
+    if of_schedule.width > 1 and not trains:
+        raise PlacementError(f"{graph.name}: {of_schedule.no_groups(f'the export for {tool}')}")
     plan, whole = of_schedule.in_blocks(problem), schedule
     blocks = plan.layers(problem).blocks
     if not blocks.modules:

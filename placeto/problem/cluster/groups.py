@@ -39,7 +39,7 @@ def grouped(cluster: Cluster, width: int) -> Cluster:
     """
     if width == 1:
         return cluster
-    ranks = _ranks(cluster, width)  # (G, t)
+    ranks = ranks_of(cluster, width)
     devices = [cluster.devices[first] for first in ranks[:, 0]]
     names = [f"{cluster.device_names[row[0]]}..{cluster.device_names[row[-1]]}" for row in ranks.tolist()]
     pairs = ranks[:, None], ranks[None]  # of each two groups: the ranks that send, and those that receive
@@ -66,7 +66,7 @@ def rings(cluster: Cluster, width: int) -> Mapping[str, Ring]:
     """
     found = dict[str, Ring]()
     between = ~np.eye(width, dtype=bool)
-    for row in _ranks(cluster, width):
+    for row in ranks_of(cluster, width):
         kind, pairs = cluster.devices[row[0]].kind, np.ix_(row, row)
         bandwidth, latency_us = cluster.bandwidth[pairs][between].min(), cluster.latency_us[pairs][between].max()
         slowest = found.get(kind, Ring(np.inf, 0.0))
@@ -74,8 +74,12 @@ def rings(cluster: Cluster, width: int) -> Mapping[str, Ring]:
     return found
 
 
-def _ranks(cluster: Cluster, width: int) -> np.ndarray:
-    """(G, t) numbers of the boards of each group."""
+def ranks_of(cluster: Cluster, width: int) -> np.ndarray:
+    """(G, t) numbers of the boards of each group.
+
+    Raises:
+        ClusterError: as for `grouped`.
+    """
     boards = np.array(cluster.computing, np.int64)
     for host in range(cluster.num_hosts):
         count = int((cluster.host[boards] == host).sum())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,13 +29,18 @@ _ONE_SIDE = "all_gather", "reduce_scatter"
 """Kinds that read or write a part of the tensor; the others read and write all of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupCosts:
     """A cost model for devices that are groups of boards."""
 
     costs: CostModel  # of one board
+    boards: Cluster
     ranks: int  # t
-    rings: Mapping[str, Ring]  # kind of boards -> the link between two ranks
+
+    @cached_property
+    def rings(self) -> Mapping[str, Ring]:
+        """Kind of boards -> the link between two ranks."""
+        return rings(self.boards, self.ranks)
 
     @property
     def name(self) -> str:
@@ -73,4 +79,4 @@ def in_groups(cluster: Cluster, costs: CostModel, width: int) -> tuple[Cluster, 
     """
     if width == 1:
         return cluster, costs
-    return grouped(cluster, width), GroupCosts(costs, width, rings(cluster, width))
+    return grouped(cluster, width), GroupCosts(costs, cluster, width)

@@ -219,10 +219,7 @@ class Plan:
         """
         name, by = TOOLS[tool], f"plan with --runnable-by {tool}"
         if self.width > 1 and tool == "torch":
-            return (
-                f"its devices are groups of {self.width} boards, and the exported program of {name} has none: plan "
-                "with --runnable-by torchtitan"
-            )
+            return self.no_groups("the exported program of torch")
         if not self.even:
             return (
                 f"its replicas differ in number or in their micro-batches, and {name} needs equally many of each "
@@ -244,6 +241,11 @@ class Plan:
         if tool == "torchtitan" and not (self.in_turns or self.goes_back):
             return f"its stages don't go over the devices {again}, or once back, as those of {name} do: {by}"
         return self.layers(problem).borders.refusal(self.borders) or self._cut_block(problem)
+
+    def no_groups(self, tool: str) -> str:
+        """Return the reason why a tool without tensor-parallel groups can't run the plan."""
+        groups = f"its devices are tensor-parallel groups of {self.width} boards, which {tool} doesn't have"
+        return f"{groups}: export it for torchtitan or megatron, or plan with --runnable-by torch"
 
     def _cut_block(self, problem: PlacementProblem) -> str:
         """Return a sentence on a recomputed block of which several stages have a part; "" if there is none."""

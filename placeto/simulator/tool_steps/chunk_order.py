@@ -50,7 +50,7 @@ def order_chunks(schedule: Schedule, alike: bool = False) -> ChunkOrder:
 
     Args:
         schedule: the schedule of a plan's placement.
-        alike: whether all replicas run their chunks in the order of the first replica.
+        alike: whether all replicas run their chunks in the order of the first replica, as in torchtitan.
 
     Raises:
         PlanError: torch can't run the plan, or there is none; or the order of the plan lacks a chunk, or has one that
@@ -59,7 +59,7 @@ def order_chunks(schedule: Schedule, alike: bool = False) -> ChunkOrder:
     problem, plan, graph = schedule.problem, schedule.plan, schedule.problem.graph
     if plan is None:
         raise PlanError(f"{graph.name}: {never_cut(graph) or f'{NO_PLAN} torch-pipeline'}")
-    if why := plan.refusal(problem):
+    if why := plan.refusal(problem, "torchtitan" if alike else "torch"):
         raise PlanError(f"{graph.name}: {why}")
     micro_batches, stage = graph.micro_batches, _stages(problem, plan)
     placement, staged = schedule.placement.copy(), stage >= 0

@@ -89,7 +89,7 @@ def test_every_plan_is_read_as_it_was_written() -> None:
         sharded = replace(each, sharding=(number % 4,) * len(each.devices)) if number % 4 else each
         cells = [(device, stage, m) for (stage, m), device in np.ndenumerate(each.device)]
         chunks = tuple(tuple((stage, "F", m) for at, stage, m in cells if at == device) for device in range(4))
-        for written in (sharded, replace(sharded, chunks=chunks)):
+        for written in (sharded, replace(sharded, chunks=chunks), replace(sharded, width=2)):
             assert plan_of(plan_document(written, cluster), cluster, ValueError) == written
 
 
