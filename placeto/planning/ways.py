@@ -9,6 +9,7 @@ Legend: D devices, M micro-batches.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from placeto.errors import ClusterError, PlanError
 from placeto.heuristics.plans import can_run, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import COUNTS, LEAST, Numbers, ProblemOf, place_in_best
+from placeto.planning.numbers import COUNTS, LEAST, Chosen, Numbers, Place, ProblemOf, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, kind_of
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
@@ -159,14 +160,8 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     numbers, refusals = Numbers(problem_of), list[str]()
-    planned = plain_ways(dict(numbers.wanted(counts)), batch, runnable_by, refusals)
-    each = one_each(next(iter(numbers.problems.values())).cluster, (*numbers.problems, *numbers.left_out))
-    if each and not any(step.fits and not step.warning for step in planned):
-        planned += plain_ways(dict(numbers.wanted(each)), batch, runnable_by, refusals)
+    planned, fastest = _planned_ways(numbers, counts, batch, runnable_by, refusals)
     problems, left_out = dict(numbers.problems), numbers.left_out
-    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
-    if not fastest.fits:
-        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
     for step in sorted(planned, key=rank):
@@ -181,6 +176,57 @@ def plans_of(
     unlimited = None if fastest.fits else fastest
     out = () if steps[0].fits else ways_out(numbers, steps[0], batch, partial(leanest, runnable_by), smaller)
     return Plans(tuple(steps), left_out, next(iter(refusals), ""), tuple(problems), search, unlimited, out)
+
+
+def place_or_plan(
+    numbers: Numbers, place: Place, plans: bool, simulations: int | None = None, seconds: float | None = None
+) -> Chosen:
+    """Place a step in the best number of micro-batches of `COUNTS`; where memory is short, also try ways of `plans_of`.
+
+    Memory is short in a training step if the fastest of the first placements doesn't fit. Ways without a placement of
+    the captured step, which divide its parameters, don't count.
+
+    Args:
+        numbers: the step in numbers of micro-batches.
+        place: places a problem; see `place_in_best`.
+        plans: False = try no ways of `plans_of`.
+        simulations: budget of the placer; see `place_in_best`. Each way takes a simulation more.
+        seconds: budget of the placer, in seconds.
+
+    Raises:
+        CaptureError: the step can't be captured in any number.
+        ValueError: the placer refuses the step in the first number.
+        PlacerError: too few simulations to compare the numbers.
+    """
+    chosen = place_in_best(dict(numbers.wanted(COUNTS)), place, simulations, seconds)
+    fastest = min(chosen.first.values(), key=lambda result: result.makespan_us)
+    if not plans or fastest.fits or fastest.problem.graph.mode != "training":
+        return chosen
+    begin, any_batch = time.perf_counter(), 1  # samples per second aren't wanted
+    ways, _ = _planned_ways(numbers, COUNTS, any_batch, None, [])
+    result = chosen.result
+    simulations, seconds = result.simulations + len(ways), result.seconds + time.perf_counter() - begin
+    placed = [(way.placement, way.name) for way in ways if way.placement is not None and way.placement.fits]
+    best, name = min(placed, key=lambda each: each[0].makespan_us, default=(result, ""))
+    if result.fits and result.makespan_us <= best.makespan_us:
+        best, name = result, ""
+    best = replace(best, history=result.history, simulations=simulations, seconds=seconds)
+    return replace(chosen, count=best.problem.graph.num_micro_batches, result=best, way=name)
+
+
+def _planned_ways(
+    numbers: Numbers, counts: Iterable[int], batch: int, runnable_by: Tool | None, refusals: list[str]
+) -> tuple[list[PlannedStep], PlannedStep]:
+    """Return all ways but a free placement, and the fastest of those without recomputation; see `plans_of`."""
+    planned = plain_ways(dict(numbers.wanted(counts)), batch, runnable_by, refusals)
+    each = one_each(next(iter(numbers.problems.values())).cluster, (*numbers.problems, *numbers.left_out))
+    if each and not any(step.fits and not step.warning for step in planned):
+        planned += plain_ways(dict(numbers.wanted(each)), batch, runnable_by, refusals)
+    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
+    if not fastest.fits:
+        problems = dict(numbers.problems)
+        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
+    return planned, fastest
 
 
 def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
