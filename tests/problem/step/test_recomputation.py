@@ -153,6 +153,18 @@ def test_lists_in_lists_are_no_blocks() -> None:
     assert recomputable(graph) == ("blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1")
 
 
+def test_a_sequential_of_layers_in_a_list_is_a_block_and_one_of_blocks_is_none() -> None:
+    stages = [linears(3, 64), nn.Sequential(Block(0.0), Block(0.0)), nn.Linear(64, 64)]
+    graph = captured(Step(nn.Sequential(*stages), [torch.randn(64, 64)], square), 2)
+    assert recomputable(graph) == ("0", "1.0", "1.1")
+    assert_like_torch(
+        recomputed(graph, ("0", "1.0")),
+        captured(Step(nn.Sequential(*stages), [torch.randn(64, 64)], square), 2, ("0", "1.0")),
+    )
+    uncalled = Made(lambda made, x: made.h[0][1](made.h[0][0](x)), h=nn.ModuleList([nn.ModuleList(linears(2, 64))]))
+    assert recomputable(captured(Step(uncalled, [torch.randn(64, 64)], square), 1)) == ()
+
+
 def test_blocks_that_share_a_module_are_left_out() -> None:
     shared, others = nn.Linear(64, 64), linears(2, 64)
     blocks = [
