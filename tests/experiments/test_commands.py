@@ -40,7 +40,7 @@ COMMANDS = {
         "pretrained.safetensors: 0.",
     ),
     "short_memory": (
-        "--out runs/x --models U-net --counts 8 --shares 0.5 --between 0.5 --points 0",
+        "--out runs/x --models U-net --counts 2 --shares 0.5 --between 0.5 --points 0",
         "| U-net | 4xv100 | 0.5 |",
     ),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
