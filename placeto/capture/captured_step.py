@@ -211,17 +211,17 @@ def capture_step(
     changes = ChangeDetector(tracer.state, tracer.signature, trace.signature, [*trace.assigned, *modes], precision)
     to_be_run(traced)
     return Capture(
-        step,
-        traced,
-        nodes,
-        kept.rebuild,
-        whole,
-        changes,
-        refusal,
-        tuple(trained),
-        (*paths, *buffers),
-        tuple(split),
-        len(requiring_grad(*arguments)) if mode == "training" else 0,
+        step=step,
+        traced=traced,
+        nodes=nodes,
+        rebuild=kept.rebuild,
+        whole=whole,
+        changes=changes,
+        refusal=refusal,
+        trained=tuple(trained),
+        paths=(*paths, *buffers),
+        split=tuple(split),
+        input_gradients=len(requiring_grad(*arguments)) if mode == "training" else 0,
     )
 
 
