@@ -39,6 +39,7 @@ from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.recomputation import RECOMPUTATION
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.data_parallel import best_ring
 
@@ -90,10 +91,10 @@ def layer_of(module: str) -> int:
     return {"norm": NORM, "head": HEAD, "loss": HEAD}.get(name, EMBEDDING)
 
 
-def captured(micro_batch: int) -> ComputationGraph:
+def captured(micro_batch: int, words: int = WORDS) -> ComputationGraph:
     """A training step of one micro-batch in float16, with the update of AdamW, of a network with one layer."""
     with torch.device("meta"):
-        step = language(Sizes(1, WIDTH, 16, WORDS, "gpt2"), LENGTH, micro_batch)
+        step = language(Sizes(1, WIDTH, 16, words, "gpt2"), LENGTH, micro_batch)
         module = step.module.half()
 
     def loss(logits: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
@@ -106,7 +107,7 @@ def layer_times(graph: ComputationGraph, layer: Callable[[str], int], count: int
     """(L, 3) microseconds of each layer on the cluster's first device: forward, backward, update."""
     time = EFFICIENCY.op_time_us(graph, cluster)[:, 0]
     time = time + np.where(time > 0, cluster.overhead_us[0], 0.0)
-    kinds = {"forward": 0, "backward": 1, "": 2}  # the update belongs to no pass
+    kinds = {"forward": 0, RECOMPUTATION: 1, "backward": 1, "": 2}  # the update belongs to no pass
     found = np.zeros((count, 3))
     for module, kind, spent in zip(graph.modules, graph.passes, time.tolist(), strict=True):
         found[layer(module), kinds[kind]] += spent

@@ -17,7 +17,7 @@ Legend: L layers, D devices, S stages, R replicas of each, M micro-batches of ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class PipelineStep:
     tied_bytes: int = 0  # of gradients that the first and the last stage sum, each with its peer
     turns: Mapping[tuple[bool, int, int], int] | None = None  # by (backward, stage, micro-batch), of another schedule
     ring: bool = False  # whether gradients are summed round a ring, as NCCL does, in place of as `lowering` does
+    sum_us: Callable[[int, int], float] | None = None  # of an all-reduce, by bytes and devices, in place of transfers
 
 
 @dataclass
@@ -194,7 +195,11 @@ def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
         sums.append((f"s{stage}", own, int(step.parameter_bytes[list(layers)].sum())))
     needed = {device: [output] for device, output in ended.items()}
     for turn, (name, members, size) in enumerate(sums):
-        if len(members) > 1:
+        if len(members) > 1 and step.sum_us:
+            us = step.sum_us(size, len(members))
+            for device, outputs in _collective(program, name, members, us, ended, turn).items():
+                needed[device] += outputs
+        elif len(members) > 1:
             reduce = _ring if step.ring else _lowered
             for device, outputs in reduce(program, name, members, size // len(members), ended, hosts, turn).items():
                 needed[device] += outputs
@@ -203,6 +208,20 @@ def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
             time_us = float(step.time_us[list(layers), device, 2].sum())
             record = {"inputs": needed[device], **_UPDATE}
             program.add(f"update {stage} of {device}", device, (math.inf, math.inf), time_us, record)
+
+
+def _collective(
+    program: _Program, name: str, members: Sequence[int], us: float, ended: Mapping[int, tuple[str, int]], turn: int
+) -> dict[int, list[tuple[str, int]]]:
+    """All devices begin when the last one is ready, and take the same time; returns what each is given."""
+    ready = [
+        program.add(f"{name} ready {device}", device, (math.inf, turn, 0.0), 0.0, {"inputs": [ended[device]], "outputs": [0]})
+        for device in members
+    ]
+    record = {"inputs": ready, "outputs": [0]}
+    return {
+        device: [program.add(f"{name} on {device}", device, (math.inf, turn, 1.0), us, record)] for device in members
+    }
 
 
 def _ring(
