@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def main(config: Collectives) -> None:
         "transfers of the simulator in a ring": lambda sizes, ranks: ring(sizes, ranks, np.array([0.0, 1.0, 1.0])),
         "numbers chosen on the other two": lambda sizes, ranks: ring(sizes, ranks, chosen_without(ranks)),
     }
-    spans = [f"{low} to {high} MiB" for low, high in zip(OCTAVES, OCTAVES[1:], strict=False)]
+    spans = [f"{low} to {high} MiB" for low, high in pairwise(OCTAVES)]
     rows = [["", "GPUs", "median error", "largest", *spans]]
     errors: dict[str, list[np.ndarray]] = {name: [] for name in models}
     for name, model in models.items():

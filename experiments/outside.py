@@ -17,6 +17,7 @@ EXPERIMENTS = (
     "outside_sailor",
     "outside_amp",
     "outside_ratios",
+    "outside_vtrain",
 )
 """In the order in which they run."""
 

@@ -91,10 +91,10 @@ def layer_of(module: str) -> int:
     return {"norm": NORM, "head": HEAD, "loss": HEAD}.get(name, EMBEDDING)
 
 
-def captured(micro_batch: int, words: int = WORDS) -> ComputationGraph:
+def captured(micro_batch: int) -> ComputationGraph:
     """A training step of one micro-batch in float16, with the update of AdamW, of a network with one layer."""
     with torch.device("meta"):
-        step = language(Sizes(1, WIDTH, 16, words, "gpt2"), LENGTH, micro_batch)
+        step = language(Sizes(1, WIDTH, 16, WORDS, "gpt2"), LENGTH, micro_batch)
         module = step.module.half()
 
     def loss(logits: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,13 @@ python -m experiments.outside_vtrain [--data ../shared/data/outside/vtrain]
 VIA-Research/vTrain (MICRO 2024, arXiv 2312.12391, MIT) gives 720 times of training steps of GPTs on the A100 of one
 host, in Megatron-DeepSpeed: hidden size 1,024, 16 heads, 12 to 24 layers, sequences of 1,024 words, 16 bits, with
 checkpoints of every layer. Each row is a grid of groups of tensor parallelism, replicas and stages, in micro-batches.
-Megatron's vocabulary of 51,200 words is taken; the file doesn't say it. Layers have equal numbers in all stages. Times
-of ops are those of the default cost model for the A100 with 40 GB, links are those of the preset `8xa100-40gb`, and
-sums of gradients are those of `collective_us`. Nothing is fitted to these rows.
+Megatron's vocabulary of 51,200 words is taken; the file doesn't say it. All stages have equally many layers. Times of
+ops are those of the default cost model for the A100 with 40 GB, links are those of the preset `8xa100-40gb`, and sums
+of gradients are those of `collective_us`. Nothing is fitted to these rows.
+
+The rows are called measured, but they are composed: those that differ in replicas alone differ by an entry of vTrain's
+table of all-reduces, to the last digit, and each further micro-batch takes the same time. So they say nothing about
+overlap, and the times of a layer in them are the same in all plans.
 
 A group of rows has one model, batch and number of GPUs. Its regret is the time of the plan that is simulated as the
 fastest, divided by that of the fastest. A control chooses at random.
@@ -19,24 +23,28 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from scipy.stats import spearmanr
 
-from experiments import outside_amp
 from experiments.command import command
-from experiments.outside_amp import LENGTH, WIDTH, layer_times, parameter_counts
+from experiments.megatron_gpt import Gpt
+from experiments.outside_amp import layer_times, parameter_counts
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
 from experiments.tables import markdown
+from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster.boards import A100
 from placeto.problem.costs.collectives import collective_us
 from placeto.problem.step.recomputation import recomputed
 
-WORDS = 51_200
+WORDS, LENGTH, WIDTH, HEADS = 51_200, 1024, 1024, 16
 WIDTHS = (1,)
 """Devices of a group of tensor parallelism that are simulated."""
 HEAD = -1
@@ -86,7 +94,7 @@ class Layers(NamedTuple):
     parameters: np.ndarray  # (3,) of one GPU
 
 
-def layers_of(micro_batch: int, cluster: Cluster, width: int = 1) -> Layers:
+def layers_of(micro_batch: int, width: int, cluster: Cluster) -> Layers:
     """What the model is made of, from a captured step with one layer.
 
     Raises:
@@ -94,7 +102,16 @@ def layers_of(micro_batch: int, cluster: Cluster, width: int = 1) -> Layers:
     """
     if width != 1:
         raise NotImplementedError(f"groups of {width} GPUs aren't captured")
-    graph = recomputed(outside_amp.captured(micro_batch, WORDS), ("layers.0",))
+    with torch.device("meta"):
+        module = Gpt(1, WIDTH, HEADS, WORDS, LENGTH).half()
+        words = torch.zeros(micro_batch, LENGTH, dtype=torch.long)
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.float(), targets)
+
+    how = {"name": "gpt", "optimizer_step": True, "master_weights": True}
+    whole = capture_training(module, (words,), loss, targets=(words.flatten(),), **how)
+    graph = recomputed(whole, ("layers.0",))
 
     def place(module: str) -> int:
         return {"layers": 1, "norm": 2, "head": 2, "loss": 2}.get(module.split(".")[0], 0)
@@ -107,15 +124,17 @@ def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
     places = np.array([0, *[1] * row.layers, 2])
     devices, count = row.stages * row.replicas, len(places)
     ends = [0, *(1 + row.layers * stage // row.stages for stage in range(1, row.stages)), count]
-    parameters = layers.parameters[places]
-    if row.stages == 1:
-        parameters[HEAD] -= WORDS * WIDTH // row.width  # the embedding's own weights
+    parameters, time_us = layers.parameters[places], layers.time_us[places]
+    if row.stages == 1:  # the head's weights are the embedding's own
+        kept = 1 - WORDS * WIDTH / row.width / parameters[HEAD]
+        parameters[HEAD] = round(kept * parameters[HEAD])
+        time_us[HEAD, 2] *= kept
     bandwidth, latency_us = float(cluster.bandwidth[0, 1]), float(cluster.latency_us[0, 1])
     return PipelineStep(
         stages=[list(range(*pair)) for pair in pairwise(ends)],
         devices=np.arange(devices).reshape(row.stages, row.replicas).tolist(),
         micro_batches=row.micro_batches,
-        time_us=np.repeat(layers.time_us[places][:, None], devices, axis=1),
+        time_us=np.repeat(time_us[:, None], devices, axis=1),
         boundary_bytes=2 * row.micro_batch * LENGTH * WIDTH,
         parameter_bytes=2 * parameters,
         saved_bytes=np.zeros((count, devices), np.int64),
@@ -126,22 +145,25 @@ def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
     )
 
 
-def simulate_all(rows: Sequence[Row]) -> np.ndarray:
-    """(K,) milliseconds of the steps."""
-    cluster = load_cluster("8xa100-40gb")
-    parts = {key: layers_of(key[0], cluster, key[1]) for key in sorted({(row.micro_batch, row.width) for row in rows})}
-    found = []
+def without_overhead(cluster: Cluster) -> Cluster:
+    """The cluster for layers as ops, whose times have the overheads of the ops in them."""
+    return replace(cluster, devices=tuple(replace(device, overhead_us=0.0) for device in cluster.devices))
+
+
+def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False) -> np.ndarray:
+    """(K,) milliseconds of the steps; `ring`: sums of gradients are transfers, each link with all of its bandwidth."""
+    found, parts = [], {key: layers_of(*key, cluster) for key in sorted({(row.micro_batch, row.width) for row in rows})}
+    whole = without_overhead(cluster)
     for row in rows:
-        part = cluster.only(range(row.gpus // row.width)) if False else cluster
-        found.append(simulated(step_of(row, parts[row.micro_batch, row.width], part), part).makespan_us / 1e3)
+        step = step_of(row, parts[row.micro_batch, row.width], cluster)
+        found.append(simulated(replace(step, ring=True, sum_us=None) if ring else step, whole).makespan_us / 1e3)
     return np.array(found)
 
 
 def ratio_errors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
     """Errors of times after one factor for each group with at least three rows: its geometric mean."""
-    groups, measured = by_group(rows), np.array([row.ms for row in rows])
-    logs = np.log(ms / measured)
-    return np.concatenate([np.exp(logs[own] - logs[own].mean()) - 1 for own in groups if len(own) >= 3])
+    logs = np.log(ms / [row.ms for row in rows])
+    return np.concatenate([np.exp(logs[own] - logs[own].mean()) - 1 for own in by_group(rows) if len(own) >= 3])
 
 
 def by_group(rows: Iterable[Row]) -> list[list[int]]:
@@ -159,6 +181,11 @@ class Regret(NamedTuple):
     worst: float
     of_three: float  # geometric mean
     groups: int
+
+    @property
+    def cells(self) -> list[str]:
+        """Of a table."""
+        return [f"{self.mean:.3f}", f"{self.worst:.3f}", f"{self.of_three:.3f}"]
 
 
 def regret(rows: Sequence[Row], ms: np.ndarray | None) -> Regret:
@@ -181,6 +208,36 @@ def regret(rows: Sequence[Row], ms: np.ndarray | None) -> Regret:
     return Regret(math.exp(np.mean(firsts)), math.exp(max(worst)), math.exp(np.mean(threes)), len(firsts))
 
 
+def with_factors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
+    """(K,) times whose geometric mean is right for each size of micro-batches: what is left is due to the plans."""
+    logs, sizes = np.log(ms / [row.ms for row in rows]), np.array([row.micro_batch for row in rows])
+    means = {size: logs[sizes == size].mean() for size in set(sizes.tolist())}
+    return ms / np.exp([means[size] for size in sizes.tolist()])
+
+
+def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
+    """A table with all rows, and with those of each width, number of stages and so on."""
+    measured = np.array([row.ms for row in rows])
+    kinds: dict[str, Callable[[Row], int]] = {
+        "width": lambda row: row.width,
+        "stages": lambda row: row.stages,
+        "replicas": lambda row: row.replicas,
+        "sequences of a micro-batch": lambda row: row.micro_batch,
+        "layers": lambda row: row.layers,
+    }
+    parts = {"all": np.full(len(rows), True)}
+    for name, value_of in kinds.items():
+        values = np.array([value_of(row) for row in rows])
+        parts |= {f"{name}: {value}": values == value for value in sorted(set(values.tolist()))}
+    table = [["", "rows", "median error", "largest", "median simulated / given", "Spearman"]]
+    for name, part in parts.items():
+        ratio = ms[part] / measured[part]
+        error, rank = np.abs(ratio - 1), spearmanr(ms[part], measured[part]).statistic
+        cells = [f"{100 * np.median(error):.1f} %", f"{100 * error.max():.0f} %", f"{np.median(ratio):.2f}"]
+        table.append([name, f"{len(ratio)}", *cells, f"{rank:.3f}"])
+    return table
+
+
 @dataclass(frozen=True)
 class OutsideVtrain:
     """Read, simulate, compare."""
@@ -196,33 +253,25 @@ def main(config: OutsideVtrain) -> None:
         return
     every = read_rows(config.data)
     rows = [row for row in every if row.width in WIDTHS]
-    measured, ms = np.array([row.ms for row in rows]), simulate_all(rows)
-    kinds: dict[str, Callable[[Row], int]] = {
-        "width": lambda row: row.width,
-        "stages": lambda row: row.stages,
-        "replicas": lambda row: row.replicas,
-        "sequences of a micro-batch": lambda row: row.micro_batch,
-        "layers": lambda row: row.layers,
+    cluster = load_cluster("8xa100-40gb")
+    ms = simulate_all(rows, cluster)
+    print(f"{markdown(errors_by_kind(rows, ms))}\n")
+    boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
+    ways = {
+        "Placeto": ms,
+        "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, replace(cluster, devices=boards)),
+        "gradients are summed by transfers of the simulator": simulate_all(rows, cluster, ring=True),
+        "one factor for each size of micro-batches": with_factors(rows, ms),
     }
-    parts = {"all": np.full(len(rows), True)}
-    for name, of in kinds.items():
-        values = np.array([of(row) for row in rows])
-        parts |= {f"{name}: {value}": values == value for value in sorted(set(values.tolist()))}
-    table = [["", "rows", "median error", "largest", "median simulated / measured", "Spearman"]]
-    for name, own in parts.items():
-        ratio = ms[own] / measured[own]
-        error, rank = np.abs(ratio - 1), spearmanr(ms[own], measured[own]).statistic
-        cells = [f"{100 * np.median(error):.1f} %", f"{100 * error.max():.0f} %", f"{np.median(ratio):.2f}"]
-        table.append([name, f"{len(ratio)}", *cells, f"{rank:.3f}"])
+    table = [["", "median error", "ratios", "regret", "worst", "best of three"]]
+    for name, found in ways.items():
+        error, ratio = (np.abs(each) for each in (found / [row.ms for row in rows] - 1, ratio_errors(rows, found)))
+        cells = [f"{100 * np.median(each):.1f} %" for each in (error, ratio)]
+        table.append([name, *cells, *regret(rows, found).cells])
+    table.append(["choice at random", "-", "-", *regret(rows, None).cells])
     print(f"{markdown(table)}\n")
-    errors = np.abs(ratio_errors(rows, ms))
-    print(f"Ratios within a group, after one factor for each of those with at least three rows: median error of the")
-    print(f"{len(errors)} rows {100 * np.median(errors):.1f} %, largest {100 * errors.max():.0f} %.\n")
-    table = [["choice", "groups", "regret, geometric mean", "worst", "best of three"]]
-    for name, found in {"Placeto": regret(rows, ms), "at random": regret(rows, None)}.items():
-        cells = [f"{found.mean:.3f}", f"{found.worst:.2f}", f"{found.of_three:.3f}"]
-        table.append([name, f"{found.groups}", *cells])
-    print(f"{markdown(table)}\n")
+    print(f"ratios: median error of {len(ratio)} rows after one factor for each group of at least three; regret: of")
+    print(f"the first choice, geometric mean over the {regret(rows, ms).groups} groups with at least {FEWEST} plans.\n")
     print(f"Left out: {len(every) - len(rows)} of {len(every)} rows, with groups of more than {max(WIDTHS)} GPUs.")
 
 

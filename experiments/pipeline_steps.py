@@ -4,7 +4,8 @@ Stages of contiguous layers run one forward, one backward, as DeepSpeed's `Train
 forward pass of micro-batch m as number 2 m + s of its turns, and its backward pass as number 2 m + 2 S - 1 - s. Before
 a turn it exchanges with its neighbours what the turns before have made, gradients first. Once its last backward pass is
 over, each replica of a stage sums its share of the gradients, and gives the sums to the others: as many bytes as a ring
-all-reduce sends. Or the gradients go round such a ring. Then each updates its parameters.
+all-reduce sends. Or the gradients go round such a ring, or an all-reduce takes a given time. Then each updates its
+parameters.
 
 Other schedules are given by the turns of each device; one may then have several stages.
 
@@ -214,10 +215,10 @@ def _collective(
     program: _Program, name: str, members: Sequence[int], us: float, ended: Mapping[int, tuple[str, int]], turn: int
 ) -> dict[int, list[tuple[str, int]]]:
     """All devices begin when the last one is ready, and take the same time; returns what each is given."""
-    ready = [
-        program.add(f"{name} ready {device}", device, (math.inf, turn, 0.0), 0.0, {"inputs": [ended[device]], "outputs": [0]})
-        for device in members
-    ]
+    ready = []
+    for device in members:
+        record: dict[str, Any] = {"inputs": [ended[device]], "outputs": [0]}
+        ready.append(program.add(f"{name} ready {device}", device, (math.inf, turn, 0.0), 0.0, record))
     record = {"inputs": ready, "outputs": [0]}
     return {
         device: [program.add(f"{name} on {device}", device, (math.inf, turn, 1.0), us, record)] for device in members

@@ -57,6 +57,12 @@ def test_sums_take_as_long_as_by_a_ring(replicas: int, around: bool) -> None:
     assert span == pytest.approx(2 * (FORWARD + BACKWARD) + ring + UPDATE)
 
 
+def test_an_all_reduce_of_given_time_waits_for_the_last_device() -> None:
+    made = replace(step(1, 2, 2), sum_us=lambda size, ranks: size / 1e6 + ranks)
+    made.time_us[0, 1] *= 2  # the second replica is slower
+    assert simulated(made, cluster(2)).makespan_us == pytest.approx(4 * (FORWARD + BACKWARD) + 4.0 + 2 + 2 * UPDATE)
+
+
 def test_a_sum_crosses_to_a_host_once() -> None:
     hosts = replace(cluster(4, 1e3), hosts=(0, 0, 1, 1))
     schedule = simulated(step(1, 4, 1), hosts)
