@@ -140,6 +140,7 @@ def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
         saved_bytes=np.zeros((count, devices), np.int64),
         resident_bytes=np.zeros(devices, np.int64),
         receive_us=np.zeros(devices),
+        waits=True,
         tied_bytes=2 * WORDS * WIDTH // row.width,
         sum_us=lambda size, ranks: collective_us("all_reduce", size, ranks, bandwidth, latency_us),
     )
@@ -156,7 +157,7 @@ def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False) -> n
     whole = without_overhead(cluster)
     for row in rows:
         step = step_of(row, parts[row.micro_batch, row.width], cluster)
-        found.append(simulated(replace(step, ring=True, sum_us=None) if ring else step, whole).makespan_us / 1e3)
+        found.append(simulated(replace(step, sum_us=None) if ring else step, whole).makespan_us / 1e3)
     return np.array(found)
 
 
