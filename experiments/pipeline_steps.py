@@ -54,7 +54,7 @@ class PipelineStep:
 
 
 @dataclass
-class _Program:
+class Program:
     """Ops, devices and lists in the making."""
 
     cluster: Cluster
@@ -87,7 +87,7 @@ class _Program:
 
 def simulated(step: PipelineStep, cluster: Cluster, name: str = "step") -> Schedule:
     """The schedule of a step on the cluster that its numbers of devices mean."""
-    program = _Program(cluster)
+    program = Program(cluster)
     for device, size in enumerate(step.resident_bytes.tolist()):
         record = {"type": "buffer", "param_bytes": size, "trained_bytes": 0}
         program.add(f"resident {device}", device, (-1.0,), 0.0, record)
@@ -98,7 +98,7 @@ def simulated(step: PipelineStep, cluster: Cluster, name: str = "step") -> Sched
     return program.schedule(name)
 
 
-def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: int) -> None:
+def _micro_batch(step: PipelineStep, program: Program, replica: int, number: int) -> None:
     """Both passes of one micro-batch through one replica of all stages."""
     count, places = len(step.stages), [own[replica] for own in step.devices]
     micro_batch, made = number * len(step.devices[0]) + replica, ("", 0)
@@ -163,7 +163,7 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> dict[tuple[boo
 
 def _sent(
     step: PipelineStep,
-    program: _Program,
+    program: Program,
     name: str,
     made: tuple[str, int],
     ways: tuple[int, int],
@@ -180,7 +180,7 @@ def _sent(
     return program.add(f"{name} take", dst, (*when, 2.0), float(step.receive_us[dst]), record)
 
 
-def _sums(step: PipelineStep, program: _Program) -> None:
+def _sums(step: PipelineStep, program: Program) -> None:
     """Sums of gradients behind the last backward passes, and the update."""
     ended = {
         device: (f"b{layers[0]} m{step.micro_batches - 1} r{replica}", 0)
@@ -211,7 +211,7 @@ def _sums(step: PipelineStep, program: _Program) -> None:
 
 
 def _collective(
-    program: _Program, name: str, members: Sequence[int], us: float, ended: Mapping[int, tuple[str, int]], turn: int
+    program: Program, name: str, members: Sequence[int], us: float, ended: Mapping[int, tuple[str, int]], turn: int
 ) -> dict[int, list[tuple[str, int]]]:
     """All devices begin when the last one is ready, and take the same time; returns what each is given."""
     ready = []
@@ -225,7 +225,7 @@ def _collective(
 
 
 def _ring(
-    program: _Program,
+    program: Program,
     name: str,
     members: Sequence[int],
     share: int,
