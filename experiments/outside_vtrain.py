@@ -4,10 +4,11 @@ python -m experiments.outside_vtrain [--data ../shared/data/outside/vtrain]
 
 VIA-Research/vTrain (MICRO 2024, arXiv 2312.12391, MIT) gives 720 times of training steps of GPTs on the A100 of one
 host, in Megatron-DeepSpeed: hidden size 1,024, 16 heads, 12 to 24 layers, sequences of 1,024 words, 16 bits, with
-checkpoints of every layer. Each row is a grid of groups of tensor parallelism, replicas and stages, in micro-batches.
-Megatron's vocabulary of 51,200 words is taken; the file doesn't say it. All stages have equally many layers. Times of
-ops are those of the default cost model for the A100 with 40 GB, links are those of the preset `8xa100-40gb`, and sums
-of gradients are those of `collective_us`. Nothing is fitted to these rows.
+checkpoints of every layer. Files of other sizes beside this one are read, too. Each row is a grid of groups of tensor
+parallelism, replicas and stages, in micro-batches. Megatron's vocabulary of 51,200 words is taken; the file doesn't say
+it. All stages have equally many layers. Times of ops are those of the default cost model for the A100 with 40 GB, links
+are those of the preset `8xa100-40gb`, and sums of gradients are those of `collective_us`. Nothing is fitted to these
+rows.
 
 The rows are called measured, but they are composed: those that differ in replicas alone differ by an entry of vTrain's
 table of all-reduces, to the last digit, and each further micro-batch takes the same time. So they say nothing about
@@ -31,20 +32,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from experiments.command import command
 from experiments.megatron_gpt import Gpt
 from experiments.outside_amp import layer_times, parameter_counts
+from experiments.panels import scatter_figure
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
 from experiments.tables import markdown
 from placeto.capture.trace import capture_training
+from placeto.formats.gantt import save_figure
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.cluster.boards import A100
 from placeto.problem.costs.collectives import collective_us
 from placeto.problem.step.recomputation import recomputed
 
-WORDS, LENGTH, WIDTH, HEADS = 51_200, 1024, 1024, 16
+FILES, WORDS = "single_node_hidden_*.csv", 51_200
 WIDTHS = (1,)
 """Devices of a group of tensor parallelism that are simulated."""
 HEAD = -1
@@ -53,9 +57,18 @@ FEWEST, TRIES = 4, 3
 """Plans of a group whose regret counts, and first choices of which the best is taken, too."""
 
 
+class Size(NamedTuple):
+    """Of the model."""
+
+    hidden: int
+    heads: int
+    length: int  # words of a sequence
+
+
 class Row(NamedTuple):
     """A plan, and its time."""
 
+    size: Size
     gpus: int
     batch: int  # sequences of a step
     micro_batch: int
@@ -71,19 +84,26 @@ class Row(NamedTuple):
         return self.batch // self.micro_batch // self.replicas
 
     @property
-    def group(self) -> tuple[int, int, int]:
-        """What a user is given: GPUs, batch, layers."""
-        return self.gpus, self.batch, self.layers
+    def group(self) -> tuple[Size, int, int, int]:
+        """What a user is given: the model, GPUs, batch, layers."""
+        return self.size, self.gpus, self.batch, self.layers
+
+    @property
+    def part(self) -> tuple[Size, int, int]:
+        """What decides the times of a layer."""
+        return self.size, self.micro_batch, self.width
 
 
 def read_rows(folder: Path) -> list[Row]:
     """All rows."""
-    with (folder / "single_node_hidden_1024.csv").open() as file:
-        lines = list(csv.reader(file))[1:]
     found = []
-    for line in lines:
-        gpus, batch, micro_batch, _, _, layers, _, width, replicas, stages = map(int, line[:10])
-        found.append(Row(gpus, batch, micro_batch, layers, width, replicas, stages, float(line[10])))
+    for path in sorted(folder.glob(FILES)):
+        with path.open() as file:
+            lines = list(csv.reader(file))[1:]
+        for line in lines:
+            gpus, batch, micro_batch, hidden, heads, layers, length, width, replicas, stages = map(int, line[:10])
+            plan = gpus, batch, micro_batch, layers, width, replicas, stages
+            found.append(Row(Size(hidden, heads, length), *plan, float(line[10])))
     return found
 
 
@@ -94,7 +114,7 @@ class Layers(NamedTuple):
     parameters: np.ndarray  # (3,) of one GPU
 
 
-def layers_of(micro_batch: int, width: int, cluster: Cluster) -> Layers:
+def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Layers:
     """What the model is made of, from a captured step with one layer.
 
     Raises:
@@ -103,8 +123,8 @@ def layers_of(micro_batch: int, width: int, cluster: Cluster) -> Layers:
     if width != 1:
         raise NotImplementedError(f"groups of {width} GPUs aren't captured")
     with torch.device("meta"):
-        module = Gpt(1, WIDTH, HEADS, WORDS, LENGTH).half()
-        words = torch.zeros(micro_batch, LENGTH, dtype=torch.long)
+        module = Gpt(1, size.hidden, size.heads, WORDS, size.length).half()
+        words = torch.zeros(micro_batch, size.length, dtype=torch.long)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float(), targets)
@@ -121,12 +141,12 @@ def layers_of(micro_batch: int, width: int, cluster: Cluster) -> Layers:
 
 def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
     """A row as a pipeline; a group of GPUs is a device."""
-    places = np.array([0, *[1] * row.layers, 2])
+    places, embedding = np.array([0, *[1] * row.layers, 2]), WORDS * row.size.hidden // row.width
     devices, count = row.stages * row.replicas, len(places)
     ends = [0, *(1 + row.layers * stage // row.stages for stage in range(1, row.stages)), count]
     parameters, time_us = layers.parameters[places], layers.time_us[places]
     if row.stages == 1:  # the head's weights are the embedding's own
-        kept = 1 - WORDS * WIDTH / row.width / parameters[HEAD]
+        kept = 1 - embedding / parameters[HEAD]
         parameters[HEAD] = round(kept * parameters[HEAD])
         time_us[HEAD, 2] *= kept
     bandwidth, latency_us = float(cluster.bandwidth[0, 1]), float(cluster.latency_us[0, 1])
@@ -135,13 +155,13 @@ def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
         devices=np.arange(devices).reshape(row.stages, row.replicas).tolist(),
         micro_batches=row.micro_batches,
         time_us=np.repeat(time_us[:, None], devices, axis=1),
-        boundary_bytes=2 * row.micro_batch * LENGTH * WIDTH,
+        boundary_bytes=2 * row.micro_batch * row.size.length * row.size.hidden,
         parameter_bytes=2 * parameters,
         saved_bytes=np.zeros((count, devices), np.int64),
         resident_bytes=np.zeros(devices, np.int64),
         receive_us=np.zeros(devices),
         waits=True,
-        tied_bytes=2 * WORDS * WIDTH // row.width,
+        tied_bytes=2 * embedding,
         sum_us=lambda size, ranks: collective_us("all_reduce", size, ranks, bandwidth, latency_us),
     )
 
@@ -153,10 +173,10 @@ def without_overhead(cluster: Cluster) -> Cluster:
 
 def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False) -> np.ndarray:
     """(K,) milliseconds of the steps; `ring`: sums of gradients are transfers, each link with all of its bandwidth."""
-    found, parts = [], {key: layers_of(*key, cluster) for key in sorted({(row.micro_batch, row.width) for row in rows})}
+    found, parts = [], {part: layers_of(*part, cluster) for part in sorted({row.part for row in rows})}
     whole = without_overhead(cluster)
     for row in rows:
-        step = step_of(row, parts[row.micro_batch, row.width], cluster)
+        step = step_of(row, parts[row.part], cluster)
         found.append(simulated(replace(step, sum_us=None) if ring else step, whole).makespan_us / 1e3)
     return np.array(found)
 
@@ -169,7 +189,7 @@ def ratio_errors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
 
 def by_group(rows: Iterable[Row]) -> list[list[int]]:
     """Numbers of the rows of each group."""
-    groups = defaultdict[tuple[int, int, int], list[int]](list)
+    groups = defaultdict[tuple[Size, int, int, int], list[int]](list)
     for number, row in enumerate(rows):
         groups[row.group].append(number)
     return list(groups.values())
@@ -220,6 +240,7 @@ def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
     """A table with all rows, and with those of each width, number of stages and so on."""
     measured = np.array([row.ms for row in rows])
     kinds: dict[str, Callable[[Row], int]] = {
+        "hidden size": lambda row: row.size.hidden,
         "width": lambda row: row.width,
         "stages": lambda row: row.stages,
         "replicas": lambda row: row.replicas,
@@ -239,20 +260,28 @@ def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
     return table
 
 
+def picture(rows: Sequence[Row], ms: np.ndarray) -> Figure:
+    """Simulated against given milliseconds, by the size of micro-batches."""
+    given, sizes = np.array([row.ms for row in rows]), np.array([row.micro_batch for row in rows])
+    points = {f"{size} sequences": (given[sizes == size], ms[sizes == size]) for size in sorted(set(sizes.tolist()))}
+    return scatter_figure(points, "step by vTrain, ms", "Plans of GPTs on 2 to 8 A100, by micro-batches of a step")
+
+
 @dataclass(frozen=True)
 class OutsideVtrain:
     """Read, simulate, compare."""
 
     data: Path = Path("../shared/data/outside/vtrain")
     """folder of single_node_hidden_1024.csv"""
+    out: Path = Path("runs/outside_vtrain")
+    """folder for the picture"""
 
 
 def main(config: OutsideVtrain) -> None:
     """The tables."""
-    if not (config.data / "single_node_hidden_1024.csv").exists():
-        print(f"skipped: there is no {config.data / 'single_node_hidden_1024.csv'}")
+    if not (every := read_rows(config.data)):
+        print(f"skipped: there is no {config.data / FILES}")
         return
-    every = read_rows(config.data)
     rows = [row for row in every if row.width in WIDTHS]
     cluster = load_cluster("8xa100-40gb")
     ms = simulate_all(rows, cluster)
@@ -273,6 +302,8 @@ def main(config: OutsideVtrain) -> None:
     print(f"{markdown(table)}\n")
     print(f"ratios: median error of {len(ratio)} rows after one factor for each group of at least three; regret: of")
     print(f"the first choice, geometric mean over the {regret(rows, ms).groups} groups with at least {FEWEST} plans.\n")
+    config.out.mkdir(parents=True, exist_ok=True)
+    save_figure(picture(rows, ms), config.out / "outside_vtrain.png")
     print(f"Left out: {len(every) - len(rows)} of {len(every)} rows, with groups of more than {max(WIDTHS)} GPUs.")
 
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.outside_vtrain import (
-    LENGTH,
-    WIDTH,
     WORDS,
     Layers,
     OutsideVtrain,
     Row,
+    Size,
     layers_of,
     ratio_errors,
     read_rows,
@@ -26,12 +25,14 @@ from placeto.problem.costs.collectives import collective_us
 
 DATA = OutsideVtrain().data
 CLUSTER = load_cluster("8xa100-40gb")
+WIDTH = LENGTH = 1024
+SIZE = Size(WIDTH, 16, LENGTH)
 LAYER = WIDTH * (12 * WIDTH + 13)
 """Parameters of a layer: four matrices of 3, 1, 4 and 4 times the square of the width, their biases, and two norms."""
 
 
 def rows_of(*times: float, micro_batches: tuple[int, ...] = (1, 1, 1, 1)) -> list[Row]:
-    return [Row(2, 8, size, 12, 1, 2, 1, ms) for ms, size in zip(times, micro_batches, strict=False)]
+    return [Row(SIZE, 2, 8, size, 12, 1, 2, 1, ms) for ms, size in zip(times, micro_batches, strict=False)]
 
 
 def test_regret_is_the_time_of_the_first_choice_over_that_of_the_best() -> None:
@@ -54,7 +55,7 @@ def test_a_step_takes_its_micro_batches_the_bubble_and_the_sums() -> None:
     us = np.array([[0.0, 0.0, 0.0], [100.0, 300.0, 5.0], [0.0, 0.0, 0.0]])
     layers = Layers(us, np.array([(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]))
     free = without_overhead(replace(CLUSTER, bandwidth=CLUSTER.bandwidth * 1e9, latency_us=CLUSTER.latency_us * 0))
-    row = Row(4, 8, 1, 12, 1, 2, 2, 0.0)  # two stages of six layers, four micro-batches on each of two replicas
+    row = Row(SIZE, 4, 8, 1, 12, 1, 2, 2, 0.0)  # two stages of six layers, four micro-batches on each of two replicas
     made = replace(step_of(row, layers, CLUSTER), tied_bytes=0)
     link = float(CLUSTER.bandwidth[0, 1]), float(CLUSTER.latency_us[0, 1])
     sums = collective_us("all_reduce", 2 * (6 * LAYER + (WORDS + LENGTH) * WIDTH), 2, *link)
@@ -63,12 +64,12 @@ def test_a_step_takes_its_micro_batches_the_bubble_and_the_sums() -> None:
 
 
 def test_a_captured_layer_has_its_parameters_and_computes_its_forward_pass_twice() -> None:
-    layers = layers_of(1, 1, CLUSTER)
+    layers = layers_of(SIZE, 1, 1, CLUSTER)
     assert layers.parameters.tolist() == [(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]
     forward, backward, _ = layers.time_us[1]
     assert 2.5 * forward < backward < 3.5 * forward
     with pytest.raises(NotImplementedError):
-        layers_of(1, 2, CLUSTER)
+        layers_of(SIZE, 1, 2, CLUSTER)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the times aren't here")
