@@ -106,11 +106,15 @@ def captured(micro_batch: int) -> ComputationGraph:
 def layer_times(graph: ComputationGraph, layer: Callable[[str], int], count: int, cluster: Cluster) -> np.ndarray:
     """(L, 3) microseconds of each layer on the cluster's first device: forward, backward, update."""
     time = EFFICIENCY.op_time_us(graph, cluster)[:, 0]
-    time = time + np.where(time > 0, cluster.overhead_us[0], 0.0)
+    return by_layer(graph, layer, count, time + np.where(time > 0, cluster.overhead_us[0], 0.0))
+
+
+def by_layer(graph: ComputationGraph, layer: Callable[[str], int], count: int, values: np.ndarray) -> np.ndarray:
+    """(L, 3) sums of a value of each op (N,) over the passes of layers: forward, backward, update."""
     kinds = {"forward": 0, RECOMPUTATION: 1, "backward": 1, "": 2}  # the update belongs to no pass
     found = np.zeros((count, 3))
-    for module, kind, spent in zip(graph.modules, graph.passes, time.tolist(), strict=True):
-        found[layer(module), kinds[kind]] += spent
+    for module, kind, value in zip(graph.modules, graph.passes, values.tolist(), strict=True):
+        found[layer(module), kinds[kind]] += value
     return found
 
 

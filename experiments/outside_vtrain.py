@@ -37,7 +37,7 @@ from scipy.stats import spearmanr
 
 from experiments.command import command
 from experiments.megatron_gpt import Gpt
-from experiments.outside_amp import layer_times, parameter_counts
+from experiments.outside_amp import by_layer, layer_times, parameter_counts
 from experiments.panels import scatter_figure
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
 from experiments.tables import markdown
@@ -45,6 +45,7 @@ from placeto.capture.trace import capture_training
 from placeto.formats.gantt import save_figure
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.cluster.boards import A100
+from placeto.problem.costs import EFFICIENCY
 from placeto.problem.costs.collectives import collective_us
 from placeto.problem.step.recomputation import recomputed
 
@@ -53,6 +54,9 @@ WIDTHS = (1,)
 """Devices of a group of tensor parallelism that are simulated."""
 HEAD = -1
 """Place of the last norm, the head and the loss among the layers; the embedding is layer 0."""
+LAUNCH_US = 155_000 / 3600
+"""Microseconds in which a host launched an op: of a GPT in bf16 with activation checkpoints that was measured on an
+H200, whose step took 155 ms for 3,600 ops (docs/running.md)."""
 FEWEST, TRIES = 4, 3
 """Plans of a group whose regret counts, and first choices of which the best is taken, too."""
 
@@ -112,6 +116,7 @@ class Layers(NamedTuple):
 
     time_us: np.ndarray  # (3, 3) forward, backward with what is computed again, update
     parameters: np.ndarray  # (3,) of one GPU
+    launched: np.ndarray  # (3, 3) ops of each pass
 
 
 def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Layers:
@@ -136,7 +141,8 @@ def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Lay
     def place(module: str) -> int:
         return {"layers": 1, "norm": 2, "head": 2, "loss": 2}.get(module.split(".")[0], 0)
 
-    return Layers(layer_times(graph, place, 3, cluster), parameter_counts(graph, place, 3))
+    launched = by_layer(graph, place, 3, EFFICIENCY.op_time_us(graph, cluster)[:, 0] > 0)
+    return Layers(layer_times(graph, place, 3, cluster), parameter_counts(graph, place, 3), launched)
 
 
 def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
@@ -171,9 +177,19 @@ def without_overhead(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, overhead_us=0.0) for device in cluster.devices))
 
 
-def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False) -> np.ndarray:
-    """(K,) milliseconds of the steps; `ring`: sums of gradients are transfers, each link with all of its bandwidth."""
+def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0) -> np.ndarray:
+    """(K,) milliseconds of the steps.
+
+    Args:
+        rows: the plans.
+        cluster: the boards and links.
+        ring: whether sums of gradients are transfers, each link with all of its bandwidth.
+        launch_us: of an op; passes take as long as the host needs to launch their ops, at least.
+    """
     found, parts = [], {part: layers_of(*part, cluster) for part in sorted({row.part for row in rows})}
+    for part, layers in parts.items():
+        least = launch_us * layers.launched * [1, 1, 0]  # one op updates many parameters
+        parts[part] = layers._replace(time_us=np.maximum(layers.time_us, least))
     whole = without_overhead(cluster)
     for row in rows:
         step = step_of(row, parts[row.part], cluster)
@@ -287,9 +303,12 @@ def main(config: OutsideVtrain) -> None:
     ms = simulate_all(rows, cluster)
     print(f"{markdown(errors_by_kind(rows, ms))}\n")
     boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
+    faster, launching = replace(cluster, devices=boards), f"a host that launches an op in {LAUNCH_US:.0f} us"
     ways = {
         "Placeto": ms,
-        "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, replace(cluster, devices=boards)),
+        "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, faster),
+        launching: simulate_all(rows, cluster, launch_us=LAUNCH_US),
+        "both": simulate_all(rows, faster, launch_us=LAUNCH_US),
         "gradients are summed by transfers of the simulator": simulate_all(rows, cluster, ring=True),
         "one factor for each size of micro-batches": with_factors(rows, ms),
     }

@@ -53,7 +53,7 @@ def test_ratios_have_one_factor_for_each_group_and_factors_of_sizes_explain_the_
 
 def test_a_step_takes_its_micro_batches_the_bubble_and_the_sums() -> None:
     us = np.array([[0.0, 0.0, 0.0], [100.0, 300.0, 5.0], [0.0, 0.0, 0.0]])
-    layers = Layers(us, np.array([(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]))
+    layers = Layers(us, np.array([(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]), np.ones((3, 3)))
     free = without_overhead(replace(CLUSTER, bandwidth=CLUSTER.bandwidth * 1e9, latency_us=CLUSTER.latency_us * 0))
     row = Row(SIZE, 4, 8, 1, 12, 1, 2, 2, 0.0)  # two stages of six layers, four micro-batches on each of two replicas
     made = replace(step_of(row, layers, CLUSTER), tied_bytes=0)
