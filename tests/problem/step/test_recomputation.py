@@ -25,7 +25,7 @@ MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whi
 CLUSTER = load_cluster("2xv100")
 
 
-def captured(step: Step, count: int, blocks: tuple[str, ...] = (), **options: str) -> ComputationGraph:
+def captured(step: Step, count: int, blocks: tuple[str, ...] = (), **options: str | bool) -> ComputationGraph:
     """The step in micro-batches, with activation checkpoints of torch around the calls of these modules."""
     module = copy.deepcopy(step.module)
     for path in blocks:
@@ -191,6 +191,14 @@ def test_copies_wait_for_the_gradient_of_their_block() -> None:
 def test_nothing_recomputed_is_the_graph_itself() -> None:
     graph = captured(stack(), 2)
     assert recomputed(graph, ()) is graph
+
+
+def test_updates_of_parameters_are_not_computed_again() -> None:
+    graph = captured(stack(), 1, optimizer_step=True)
+    again = recomputed(graph, recomputable(graph))
+    assert again.num_ops > graph.num_ops
+    updates = [sum(kind == "optimizer.adam" for kind in each.op_types) for each in (graph, again)]
+    assert updates == [20, 20]  # all parameters of the stack, once
 
 
 def test_layers_that_keep_nothing_of_their_own_are_no_blocks() -> None:
