@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from experiments.command import command
 from experiments.harness import measure_cells
+from experiments.panels import scatter_figure
 from experiments.tables import markdown, publish
 from graphs import inception_v3
 from placeto.placers import load_placer
@@ -266,17 +267,8 @@ def _eager(step: RealStep) -> tuple[float, float]:
 
 def picture(found: Sequence[Measurement]) -> Figure:
     """Simulated against measured milliseconds."""
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-    axes = figure.add_subplot()
-    for one in found:
-        axes.scatter(one.measured_us / 1e3, one.simulated_us / 1e3, s=10, label=one.name)
-    ends = [min(one.measured_us.min() for one in found) / 1e3, max(one.measured_us.max() for one in found) / 1e3]
-    axes.plot(ends, ends, color="0.5", linewidth=1, label="simulated = measured")
-    axes.set(xscale="log", yscale="log", xlabel="measured step, ms", ylabel="simulated step, ms")
-    axes.set_title("Simulated and measured steps; a dot is a placement", loc="left", fontsize="medium")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    return figure
+    points = {one.name: (one.measured_us / 1e3, one.simulated_us / 1e3) for one in found}
+    return scatter_figure(points, "measured step, ms", "Simulated and measured steps; a dot is a placement")
 
 
 def main(config: Fidelity) -> None:

@@ -17,6 +17,8 @@ EXPERIMENTS = (
     "outside_sailor",
     "outside_amp",
     "outside_ratios",
+    "outside_vtrain",
+    "outside_torchgpipe",
 )
 """In the order in which they run."""
 

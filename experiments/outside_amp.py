@@ -10,8 +10,8 @@ all of the network computes in float16 under DeepSpeed. Gradients are summed in 
 also between the first and the last stage, which both have it. Links are those of g4dn.12xlarge: PCIe 3.0 within a host,
 and between hosts 50 Gb/s of Ethernet, of which TCP leaves 94 %.
 
-NCCL sums gradients round a ring. The simulator sums them at each parameter's home, on each host first, and sends the
-weights on: as many bytes. Both are simulated; the last table has the exchange alone.
+Gradients are summed round a ring, as NCCL does. In a free placement, the simulator sums them at each parameter's home,
+on each host first, and sends the weights on: as many bytes. The last table has both exchanges alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from scipy.stats import spearmanr
 
 from experiments.command import command
-from experiments.pipeline_steps import BUFFER, FIXED_ORDER, PipelineStep, simulated
+from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
 from experiments.published_models import Sizes, language
 from experiments.tables import markdown
 from placeto.capture.trace import capture_training
@@ -39,6 +39,7 @@ from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.recomputation import RECOMPUTATION
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.data_parallel import best_ring
 
@@ -105,11 +106,15 @@ def captured(micro_batch: int) -> ComputationGraph:
 def layer_times(graph: ComputationGraph, layer: Callable[[str], int], count: int, cluster: Cluster) -> np.ndarray:
     """(L, 3) microseconds of each layer on the cluster's first device: forward, backward, update."""
     time = EFFICIENCY.op_time_us(graph, cluster)[:, 0]
-    time = time + np.where(time > 0, cluster.overhead_us[0], 0.0)
-    kinds = {"forward": 0, "backward": 1, "": 2}  # the update belongs to no pass
+    return by_layer(graph, layer, count, time + np.where(time > 0, cluster.overhead_us[0], 0.0))
+
+
+def by_layer(graph: ComputationGraph, layer: Callable[[str], int], count: int, values: np.ndarray) -> np.ndarray:
+    """(L, 3) sums of a value of each op (N,) over the passes of layers: forward, backward, update."""
+    kinds = {"forward": 0, RECOMPUTATION: 1, "backward": 1, "": 2}  # the update belongs to no pass
     found = np.zeros((count, 3))
-    for module, kind, spent in zip(graph.modules, graph.passes, time.tolist(), strict=True):
-        found[layer(module), kinds[kind]] += spent
+    for module, kind, value in zip(graph.modules, graph.passes, values.tolist(), strict=True):
+        found[layer(module), kinds[kind]] += value
     return found
 
 
@@ -152,20 +157,20 @@ def step_of(strategy: Strategy, graph: ComputationGraph, cluster: Cluster) -> Pi
         saved_bytes=np.zeros((count, devices), np.int64),
         resident_bytes=np.zeros(devices, np.int64),
         receive_us=np.zeros(devices),
-        waits=boundary > BUFFER,
+        waits=True,
         tied_bytes=2 * WORDS * WIDTH,
     )
 
 
 def simulate_all(strategies: list[Strategy]) -> np.ndarray:
-    """(2, S) seconds of the steps: gradients summed round a ring, and as lowering does."""
+    """(S,) seconds of the steps."""
     cluster, graphs, found = machines(), dict[int, ComputationGraph](), []
     for strategy in strategies:
         if strategy.micro_batch not in graphs:
             graphs[strategy.micro_batch] = captured(strategy.micro_batch)
         step = step_of(strategy, graphs[strategy.micro_batch], cluster)
-        found.append([simulated(replace(step, ring=ring), cluster).makespan_us / 1e6 for ring in (True, False)])
-    return np.array(found).T
+        found.append(simulated(step, cluster).makespan_us / 1e6)
+    return np.array(found)
 
 
 def exchange_us(cluster: Cluster, size: int, dispatch: str) -> float:
@@ -215,12 +220,8 @@ def main(config: OutsideAmp) -> None:
         return
     strategies = read_strategies(config.data)
     measured = np.array([strategy.step_s for strategy in strategies])
-    ring, lowered = simulate_all(strategies)
-    predicted = {
-        "Placeto": ring,
-        "Placeto, its own sums": lowered,
-        "AMP": np.array([strategy.predicted_s for strategy in strategies]),
-    }
+    ours, theirs = simulate_all(strategies), np.array([strategy.predicted_s for strategy in strategies])
+    predicted = {"Placeto": ours, "AMP": theirs}
     head = ["stages x replicas", "micro-batch", "micro-batches", "measured s", *(f"{name} s" for name in predicted)]
     rows = [
         [

@@ -69,3 +69,24 @@ def panel_figure(
     )
     figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
     return figure
+
+
+def scatter_figure(points: Mapping[str, tuple[np.ndarray, np.ndarray]], x_label: str, title: str) -> Figure:
+    """Dots of simulated against other milliseconds, on log scales, and the line where they are equal.
+
+    Args:
+        points: label -> (K,) other times, and (K,) simulated ones.
+        x_label: what the other times are.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    axes = figure.add_subplot()
+    for label, (x, y) in points.items():
+        axes.scatter(x, y, s=10, label=label)
+    ends = [min(x.min() for x, _ in points.values()), max(x.max() for x, _ in points.values())]
+    axes.plot(ends, ends, color="0.5", linewidth=1, label="both equal")
+    axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel="simulated step, ms")
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure

@@ -3,13 +3,14 @@
 Stages of contiguous layers run one forward, one backward, as DeepSpeed's `TrainSchedule` has it: stage s of S runs the
 forward pass of micro-batch m as number 2 m + s of its turns, and its backward pass as number 2 m + 2 S - 1 - s. Before
 a turn it exchanges with its neighbours what the turns before have made, gradients first. Once its last backward pass is
-over, each replica of a stage sums its share of the gradients, and gives the sums to the others: as many bytes as a ring
-all-reduce sends. Or the gradients go round such a ring. Then each updates its parameters.
+over, the replicas of a stage sum their gradients round a ring, as NCCL does, or an all-reduce takes a given time. Then
+each updates its parameters.
 
 Other schedules are given by the turns of each device; one may then have several stages.
 
-A transfer goes over the cluster's link while devices compute. Where a stage is told to wait, sender and receiver both
-stand still until it is over, as the two sides of a blocking send do.
+A transfer goes over the cluster's link while devices compute. Where sends wait, each has its place in the order of its
+device, behind the gradient that the device receives before the same turn; and the sender stands still for as long as
+the bytes take over a free link. The receiver always stands still until they have come.
 
 Legend: L layers, D devices, S stages, R replicas of each, M micro-batches of each replica.
 """
@@ -17,7 +18,7 @@ Legend: L layers, D devices, S stages, R replicas of each, M micro-batches of ea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +27,9 @@ import numpy as np
 from placeto.problem.cluster import Cluster
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
-BUFFER = 4 * 2**20
-"""Bytes that NCCL keeps between two GPUs, NCCL_BUFFSIZE of its manual: a send of no more lets the sender go on."""
 FIXED_ORDER = "Times are simulated: by the default cost model, each device in a fixed order."
 _FORWARD, _BACKWARD, _UPDATE = ({"pass": name} for name in ("forward", "backward", "optimizer"))
 
@@ -49,16 +47,17 @@ class PipelineStep:
     saved_bytes: np.ndarray  # (L, D) on one GPU, from a layer's forward to its backward pass
     resident_bytes: np.ndarray  # (D,) on one GPU: parameters, gradients, state of the optimizer
     receive_us: np.ndarray  # (D,) microseconds of work for what has arrived
-    waits: bool = False  # whether transfers between stages keep both sides
+    waits: bool = False  # whether sends between stages have a place in the order, and keep the sender
     tied_bytes: int = 0  # of gradients that the first and the last stage sum, each with its peer
     turns: Mapping[tuple[bool, int, int], int] | None = None  # by (backward, stage, micro-batch), of another schedule
-    ring: bool = False  # whether gradients are summed round a ring, as NCCL does, in place of as `lowering` does
+    sum_us: Callable[[int, int], float] | None = None  # of an all-reduce, by bytes and devices, in place of transfers
 
 
 @dataclass
-class _Program:
+class Program:
     """Ops, devices and lists in the making."""
 
+    cluster: Cluster
     ops: list[dict[str, Any]] = field(default_factory=list)
     placed: list[int] = field(default_factory=list)  # device of each op
     when: list[tuple[float, ...]] = field(default_factory=list)  # places in the order of its device
@@ -72,30 +71,34 @@ class _Program:
         self.when.append(when)
         return name, 0
 
-    def schedule(self, name: str, cluster: Cluster) -> Schedule:
+    def sent_us(self, size: int, src: int, dst: int) -> float:
+        """Microseconds of a transfer over a free link."""
+        return float(self.cluster.latency_us[src, dst] + size / self.cluster.bandwidth[src, dst])
+
+    def schedule(self, name: str) -> Schedule:
         """All of it, each device in its order."""
         graph = ComputationGraph.from_ops(name, self.ops)
-        lists: list[list[int]] = [[] for _ in range(cluster.num_devices)]
+        lists: list[list[int]] = [[] for _ in range(self.cluster.num_devices)]
         for op in sorted(range(len(self.ops)), key=self.when.__getitem__):
             lists[self.placed[op]].append(op)
-        problem = PlacementProblem(graph, cluster, dispatch="list")
+        problem = PlacementProblem(graph, self.cluster, dispatch="list")
         return simulate(problem, np.array(self.placed), order=order_of_lists(graph, lists))
 
 
 def simulated(step: PipelineStep, cluster: Cluster, name: str = "step") -> Schedule:
     """The schedule of a step on the cluster that its numbers of devices mean."""
-    program = _Program()
+    program = Program(cluster)
     for device, size in enumerate(step.resident_bytes.tolist()):
         record = {"type": "buffer", "param_bytes": size, "trained_bytes": 0}
         program.add(f"resident {device}", device, (-1.0,), 0.0, record)
     for replica in range(len(step.devices[0])):
         for number in range(step.micro_batches):
             _micro_batch(step, program, replica, number)
-    _sums(step, program, cluster.hosts)
-    return program.schedule(name, cluster)
+    _sums(step, program)
+    return program.schedule(name)
 
 
-def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: int) -> None:
+def _micro_batch(step: PipelineStep, program: Program, replica: int, number: int) -> None:
     """Both passes of one micro-batch through one replica of all stages."""
     count, places = len(step.stages), [own[replica] for own in step.devices]
     micro_batch, made = number * len(step.devices[0]) + replica, ("", 0)
@@ -160,7 +163,7 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> dict[tuple[boo
 
 def _sent(
     step: PipelineStep,
-    program: _Program,
+    program: Program,
     name: str,
     made: tuple[str, int],
     ways: tuple[int, int],
@@ -168,18 +171,16 @@ def _sent(
 ) -> tuple[str, int]:
     """What has come from one stage to the next, at a place in the order of both."""
     src, dst = ways
-    if step.waits:  # the receiver is there, the sender sends, and goes on once it has come
+    if step.waits:
         program.ops[-1]["outputs"][0] = 0
-        ready = program.add(f"{name} ready", dst, (*when, 0.0), 0.0, {"outputs": [0]})
-        sent = {"inputs": [made, ready], "outputs": [step.boundary_bytes]}
+        sent = {"inputs": [made], "outputs": [step.boundary_bytes]}
         made = program.add(f"{name} send", src, (*when, 0.0), 0.0, sent)
-        made = program.add(f"{name} come", dst, (*when, 1.0), 0.0, {"inputs": [made], "outputs": [0]})
-        program.add(f"{name} sent", src, (*when, 1.0), 0.0, {"inputs": [made]})
+        program.add(f"{name} leave", src, (*when, 1.0), program.sent_us(step.boundary_bytes, src, dst), {})
     record = {"inputs": [made], "outputs": [0]}
     return program.add(f"{name} take", dst, (*when, 2.0), float(step.receive_us[dst]), record)
 
 
-def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
+def _sums(step: PipelineStep, program: Program) -> None:
     """Sums of gradients behind the last backward passes, and the update."""
     ended = {
         device: (f"b{layers[0]} m{step.micro_batches - 1} r{replica}", 0)
@@ -194,10 +195,14 @@ def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
         sums.append((f"s{stage}", own, int(step.parameter_bytes[list(layers)].sum())))
     needed = {device: [output] for device, output in ended.items()}
     for turn, (name, members, size) in enumerate(sums):
-        if len(members) > 1:
-            reduce = _ring if step.ring else _lowered
-            for device, outputs in reduce(program, name, members, size // len(members), ended, hosts, turn).items():
-                needed[device] += outputs
+        if len(members) > 1 and step.sum_us:
+            given = _collective(program, name, members, step.sum_us(size, len(members)), ended, turn)
+        elif len(members) > 1:
+            given = _ring(program, name, members, size // len(members), ended, turn)
+        else:
+            continue
+        for device, outputs in given.items():
+            needed[device] += outputs
     for stage, (layers, own) in enumerate(zip(step.stages, step.devices, strict=True)):
         for device in own:
             time_us = float(step.time_us[list(layers), device, 2].sum())
@@ -205,13 +210,26 @@ def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
             program.add(f"update {stage} of {device}", device, (math.inf, math.inf), time_us, record)
 
 
+def _collective(
+    program: Program, name: str, members: Sequence[int], us: float, ended: Mapping[int, tuple[str, int]], turn: int
+) -> dict[int, list[tuple[str, int]]]:
+    """All devices begin when the last one is ready, and take the same time; returns what each is given."""
+    ready = []
+    for device in members:
+        record: dict[str, Any] = {"inputs": [ended[device]], "outputs": [0]}
+        ready.append(program.add(f"{name} ready {device}", device, (math.inf, turn, 0.0), 0.0, record))
+    record = {"inputs": ready, "outputs": [0]}
+    return {
+        device: [program.add(f"{name} on {device}", device, (math.inf, turn, 1.0), us, record)] for device in members
+    }
+
+
 def _ring(
-    program: _Program,
+    program: Program,
     name: str,
     members: Sequence[int],
     share: int,
     ended: Mapping[int, tuple[str, int]],
-    hosts: Sequence[int],
     turn: int,
 ) -> dict[int, list[tuple[str, int]]]:
     """In each of 2 (R - 1) rounds each device hands a share to the next; returns what each is given.
@@ -225,41 +243,4 @@ def _ring(
             record = {"inputs": [come], "outputs": [share]}
             made = program.add(f"{name} round {step} {place}", device, (math.inf, turn, float(step)), 0.0, record)
             given[device] = [made]
-    return given
-
-
-def _lowered(
-    program: _Program,
-    name: str,
-    members: Sequence[int],
-    share: int,
-    ended: Mapping[int, tuple[str, int]],
-    hosts: Sequence[int],
-    turn: int,
-) -> dict[int, list[tuple[str, int]]]:
-    """Each device sums a share of the gradients of all, and gives it to all; returns what each is given.
-
-    A sum crosses to each other host once, where one device passes it on.
-    """
-    given = {device: list[tuple[str, int]]() for device in members}
-    on_host = {hosts[device]: [other for other in members if hosts[other] == hosts[device]] for device in members}
-    for place, device in enumerate(members):
-        record = {"inputs": [ended[device]], "outputs": [share] * len(members), "micro_batch": place, **_BACKWARD}
-        program.add(f"{name} of {place}", device, (math.inf, turn, 0.0), 0.0, record)
-    for home, device in enumerate(members):
-        total, labels = (f"{name} of 0", home), {"gradient_of": f"{name} {home}", **_BACKWARD}
-        for place in range(1, len(members)):
-            inputs = [total, (f"{name} of {place}", home)]
-            record = {"type": "aten.add", "inputs": inputs, "outputs": [share], **labels}
-            total = program.add(f"{name} add {home} {place}", device, (math.inf, turn, 1.0, place), 0.0, record)
-        record = {"type": GRADIENT, "inputs": [total], "outputs": [share], **labels}
-        whole = program.add(f"{name} sum {home}", device, (math.inf, turn, 2.0), 0.0, record)
-        number = on_host[hosts[device]].index(device)
-        for host, there in on_host.items():
-            passed = whole
-            if host != hosts[device]:
-                by, record = there[number % len(there)], {"inputs": [whole], "outputs": [share]}
-                passed = program.add(f"{name} pass {home} {host}", by, (math.inf, turn, 3.0, home), 0.0, record)
-            for other in there:
-                given[other].append(passed)
     return given

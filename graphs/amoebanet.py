@@ -37,6 +37,29 @@ AMOEBANET_A = Genotype(
         concat=(2, 3, 4, 5, 6),
     ),
 )
+AMOEBANET_D = Genotype(
+    normal=Wiring(
+        nodes=(
+            ((0, "1x1"), (0, "maximum")),
+            ((0, "identity"), (1, "1x7-7x1")),
+            ((1, "1x1"), (1, "1x7-7x1")),
+            ((2, "maximum"), (2, "identity")),
+            ((0, "average"), (5, "1x1")),
+        ),
+        concat=(1, 3, 4, 6),
+    ),
+    reduction=Wiring(
+        nodes=(
+            ((1, "maximum2"), (1, "maximum")),
+            ((2, "identity"), (0, "3x3")),
+            ((2, "1x7-7x1"), (2, "maximum")),
+            ((3, "identity"), (0, "maximum2")),
+            ((2, "average"), (3, "1x1")),
+        ),
+        concat=(4, 5, 6),
+    ),
+)
+"""AmoebaNet-D of the same paper, with the output of normal cells as in its authors' program (the paper has 4, 5, 6)."""
 
 
 @dataclass(frozen=True)

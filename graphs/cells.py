@@ -87,6 +87,14 @@ def branch_op(kind: str, channels: int, stride: int) -> nn.Module:
         return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
     if kind == "maximum":
         return nn.MaxPool2d(3, stride, 1)
+    if kind == "maximum2":
+        return nn.MaxPool2d(2, stride)
+    if kind == "1x1":
+        return ReluConvNorm(channels, channels, 1, stride)
+    if kind == "3x3":
+        inner = channels // 4
+        halves = ReluConvNorm(inner, inner, 3, stride), ReluConvNorm(inner, channels, 1)
+        return nn.Sequential(ReluConvNorm(channels, inner, 1), *halves)
     if kind == "1x7-7x1":
         inner = channels // 4
         return nn.Sequential(

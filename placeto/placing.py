@@ -76,13 +76,18 @@ class PlacedModel(PlacementResult):
         Raises:
             RunError: there are more or fewer devices than the cluster has, or this machine lacks one of them; or a
                 parameter or a buffer of the module is on "meta", where nothing can be run; or a placed step would not
-                do what the module does, as `Capture.refusal` says.
+                do what the module does, as `Capture.refusal` says; or blocks are recomputed.
         """
         from placeto.errors import RunError
         from placeto.runtime.executable import PlacedModule
         from placeto.runtime.local_devices import open_devices
 
         assert self.module is not None
+        if self.plan is not None and self.plan.recomputed:
+            raise RunError(
+                f"compile can't recompute {listed(self.plan.recomputed)} for the backward pass: run a pipeline by "
+                "`placeto run --plan`; else let the module call them by torch.utils.checkpoint, and place it again"
+            )
         assert self.capture is not None
         _check_devices(devices)
         names, cluster = devices or self.local, self.problem.cluster
@@ -136,7 +141,8 @@ def place(
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
         micro_batches: into how many parts to split the batch; see `capture_training`. "auto" takes the best of 1, 2,
             4, 8 and 16. A third of the budget (1,000 simulations if none is given) is spent on trying all of these.
-            With the rest, the step in the best number is placed again. See `placeto.planning.numbers`.
+            With the rest, the step in the best number is placed again. If memory is short, the default placer also
+            tries the ways of `placeto.plan` that have a placement, which may recompute blocks.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it. If not given, it is
             "efficiency", or with `devices` the times that are measured on them.
         whole_modules: True keeps each block of the model (a module whose path ends in a number) on one device, as
@@ -211,10 +217,11 @@ def place(
         return place_problem(problem, place_by, simulations, seconds, seed, undivided)
 
     if micro_batches == "auto":
-        from placeto.planning.numbers import COUNTS, Numbers, place_in_best
+        from placeto.planning.numbers import Numbers
+        from placeto.planning.ways import place_or_plan
 
-        problems = dict(Numbers(problem_of).wanted(COUNTS))
-        chosen = place_in_best(problems, place_one, simulations, seconds)
+        plans = placer == DEFAULT_PLACER and whole_modules is False
+        chosen = place_or_plan(Numbers(problem_of), place_one, plans, simulations, seconds)
         count, result = chosen.count, chosen.result
     else:
         count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)

@@ -204,24 +204,24 @@ def capture_step(
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     if refusal:
         warnings.warn(f"{name} can be placed, but not run: {refusal}", NotRunWarning, stacklevel=3)
-    step = with_names(step, nodes, traced, module, inputs, paths, buffers)
+    step = with_names(step, nodes, traced, module, trace.calls, inputs, paths, buffers)
 
     # keep what running the step needs
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     changes = ChangeDetector(tracer.state, tracer.signature, trace.signature, [*trace.assigned, *modes], precision)
     to_be_run(traced)
     return Capture(
-        step,
-        traced,
-        nodes,
-        kept.rebuild,
-        whole,
-        changes,
-        refusal,
-        tuple(trained),
-        (*paths, *buffers),
-        tuple(split),
-        len(requiring_grad(*arguments)) if mode == "training" else 0,
+        step=step,
+        traced=traced,
+        nodes=nodes,
+        rebuild=kept.rebuild,
+        whole=whole,
+        changes=changes,
+        refusal=refusal,
+        trained=tuple(trained),
+        paths=(*paths, *buffers),
+        split=tuple(split),
+        input_gradients=len(requiring_grad(*arguments)) if mode == "training" else 0,
     )
 
 

@@ -49,7 +49,7 @@ class StepTracer:
 
     Args:
         whole: the module, with the function that calls it.
-        others: further modules that the function calls, by name.
+        loss_modules: further modules that the function calls, by name.
         arguments: plain inputs and targets of the whole batch.
         length: the length of the batch.
         micro_batches: the number of parts into which the batch is split.

@@ -20,7 +20,7 @@ from placeto.cli.shared.common import describe, find_cluster, missing_memory, no
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.graphs import find_graph
 from placeto.errors import UsageError
-from placeto.placers import Placer, choose_placer, throughput_placer
+from placeto.placers import DEFAULT_PLACER, Placer, choose_placer, throughput_placer
 from placeto.plumbing.progress import ProgressBar
 from placeto.plumbing.terminal import table
 from placeto.problem.units import format_bytes, format_rate, format_us
@@ -100,10 +100,11 @@ def run(arguments: Arguments) -> None:
     if isinstance(count := arguments.options.micro_batches, int):
         result = place_by(problem_of(count), budget.simulations, budget.seconds)
     else:
-        from placeto.planning.numbers import COUNTS, Numbers, place_in_best
+        from placeto.planning.numbers import Numbers
+        from placeto.planning.ways import place_or_plan
 
-        numbers = Numbers(problem_of)
-        chosen = place_in_best(dict(numbers.wanted(COUNTS)), place_by, budget.simulations, budget.seconds)
+        numbers, plans = Numbers(problem_of), placer_name == DEFAULT_PLACER and not whole
+        chosen = place_or_plan(numbers, place_by, plans, budget.simulations, budget.seconds)
         result = chosen.result
     problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
@@ -135,6 +136,8 @@ def run(arguments: Arguments) -> None:
         single_us = min(first.problem.single_device_us for first in chosen.first.values())
         share = f"{schedule.makespan_us / single_us:.4f} of the best single device"
         say(f"             {share} in any of these numbers of micro-batches")
+        if chosen.way:
+            say(f"way          {chosen.way}, which `placeto plan` tries where memory is short")
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     show_devices(schedule)
@@ -145,7 +148,8 @@ def run(arguments: Arguments) -> None:
         told = (
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
         )
-        note(told + ("; `placeto plan` also recomputes blocks" if recomputable(schedule.problem.graph) else ""))
+        more = chosen is None and recomputable(schedule.problem.graph)
+        note(told + ("; `placeto plan` also recomputes blocks" if more else ""))
 
 
 def _find_placer(arguments: Arguments) -> tuple[str, Placer]:

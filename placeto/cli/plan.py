@@ -65,7 +65,8 @@ def run(arguments: Arguments) -> None:
     from placeto.capture.trace import parallel_plan
     from placeto.formats.plan import save_plan
     from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
-    from placeto.planning.ways import plans_of, widths_on, with_headroom
+    from placeto.planning.ways import plans_of, with_headroom
+    from placeto.planning.widths import widths_on
     from placeto.problem.costs import load_costs
 
     machine, options = find_cluster(arguments.cluster), arguments.model
@@ -75,7 +76,7 @@ def run(arguments: Arguments) -> None:
 
     by = arguments.runnable_by
     sharded = parallel_plan(model.module, model.parallel)
-    widths = widths_on(cluster) if by != "torch" else ()
+    widths = widths_on(cluster)
     tried = widths if sharded else ()
     with ProgressBar("planning", total=len(counts) * (1 + len(tried)) + 1) as bar:
         problem_of = options.captured(model, cluster, costs, bar)

@@ -205,13 +205,13 @@ def _arrival(
 
 
 @compiled(inner=True)
-def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
+def _describe_groups(s: Situation, per_single: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
     """Fill the columns of each group, those of `_describe_arcs` excepted, its time on each device, and `loads`."""
     overhead, place, ops, op_ptr, op_time = s.overhead, s.place, s.ops, s.op_ptr, s.op_time
     weight, start, finish, slack, in_ptr = s.weight, s.start, s.finish, s.slack, s.in_ptr
     latency, bandwidth, in_src, tensor_bytes, in_tensor = s.latency, s.bandwidth, s.in_src, s.tensor_bytes, s.in_tensor
     resident, memory = s.resident, s.memory
-    inverse, devices = 1.0 / s.makespan, len(overhead)
+    per_makespan, devices = 1.0 / s.makespan, len(overhead)
     for g in range(len(resident)):
         first_start, last_finish, min_slack = np.inf, 0.0, np.inf
         time, critical, wait = 0.0, 0.0, 0.0
@@ -231,31 +231,31 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
                 )
             wait += w * max(0.0, start[i] - ready)
             for d in range(devices):
-                pair[g, d, PAIR.time] += op_time[i, d] * norm
+                pair[g, d, PAIR.time] += op_time[i, d] * per_single
         loads.time[c] += time
         loads.critical[c] += critical
         loads.last[c] = max(loads.last[c], last_finish)
         loads.resident[c] += resident[g]
-        node[g, NODE.time] = time * norm
-        node[g, NODE.critical_time] = critical * inverse
-        node[g, NODE.min_slack] = np.sqrt(max(0.0, min_slack) * inverse)
-        node[g, NODE.critical_wait] = min(4.0, wait * inverse)
-        node[g, NODE.first_start] = first_start * inverse
-        node[g, NODE.last_finish] = last_finish * inverse
+        node[g, NODE.time] = time * per_single
+        node[g, NODE.critical_time] = critical * per_makespan
+        node[g, NODE.min_slack] = np.sqrt(max(0.0, min_slack) * per_makespan)
+        node[g, NODE.critical_wait] = min(4.0, wait * per_makespan)
+        node[g, NODE.first_start] = first_start * per_makespan
+        node[g, NODE.last_finish] = last_finish * per_makespan
         node[g, NODE.memory] = resident[g] / memory[c]
         node[g, NODE.log_ops] = np.log1p(op_ptr[g + 1] - op_ptr[g]) / 5.0
 
 
 @compiled(inner=True)
 def _describe_arcs(
-    s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
+    s: Situation, per_single: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
 ) -> None:
     """Fill the columns of what groups send each other, with the tightness at the most urgent reader, and `loads`."""
     arc_src, place, start, slack, in_ptr = s.arc_src, s.place, s.start, s.slack, s.in_ptr
     in_arc, finish, latency, bandwidth, in_src = s.in_arc, s.finish, s.latency, s.bandwidth, s.in_src
     tensor_bytes, in_tensor, arc_dst, arc_tensor, group = s.tensor_bytes, s.in_tensor, s.arc_dst, s.arc_tensor, s.group
     ops, op_ptr, arc_pair = s.ops, s.op_ptr, s.arc_pair
-    inverse = 1.0 / s.makespan
+    per_makespan = 1.0 / s.makespan
     arc_slack = np.full(len(arc_src), np.inf)  # by how much later each tensor may arrive at its most urgent reader
     for i in range(len(place)):
         latest = start[i] + slack[i]
@@ -272,21 +272,21 @@ def _describe_arcs(
         g, c, d = group[u], place[u], place[ops[op_ptr[h]]]
         mean = s.mean_latency + size * s.mean_rate  # over a mean link: the same wherever the two groups are
         tight = np.exp(-max(0.0, arc_slack[a]) / s.soft)
-        node[g, NODE.transfer_out] += mean * norm
-        node[h, NODE.transfer_in] += mean * norm
-        pair[h, c, PAIR.affinity_in] += mean * norm
-        pair[g, d, PAIR.affinity_out] += mean * norm
-        pair[h, c, PAIR.tight_in] += tight * mean * inverse
-        pair[g, d, PAIR.tight_out] += tight * mean * inverse
+        node[g, NODE.transfer_out] += mean * per_single
+        node[h, NODE.transfer_in] += mean * per_single
+        pair[h, c, PAIR.affinity_in] += mean * per_single
+        pair[g, d, PAIR.affinity_out] += mean * per_single
+        pair[h, c, PAIR.tight_in] += tight * mean * per_makespan
+        pair[g, d, PAIR.tight_out] += tight * mean * per_makespan
         p = arc_pair[a]
-        edge[p, EDGE.transfer] += mean * norm
+        edge[p, EDGE.transfer] += mean * per_single
         edge[p, EDGE.tight] = max(edge[p, EDGE.tight], tight)
         if c != d:
             actual = latency[c, d] + size / bandwidth[c, d]
             loads.egress[c] += actual
             loads.ingress[d] += actual
-            node[g, NODE.tight_out] += tight * actual * inverse
-            node[h, NODE.tight_in] += tight * actual * inverse
+            node[g, NODE.tight_out] += tight * actual * per_makespan
+            node[h, NODE.tight_in] += tight * actual * per_makespan
             edge[p, EDGE.cut] = 1.0
     for p in range(len(edge)):
         edge[p, EDGE.transfer] = np.sqrt(edge[p, EDGE.transfer])
@@ -297,24 +297,26 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
     """Fill the columns of each pair that are computed from `loads`, `time` and the affinities."""
     place, resident, ops, op_ptr, overhead = s.place, s.resident, s.ops, s.op_ptr, s.overhead
     memory = s.memory
-    inverse = 1.0 / s.makespan
+    per_makespan = 1.0 / s.makespan
     for g in range(len(resident)):
         c = place[ops[op_ptr[g]]]
         affinity = pair[g, c, PAIR.affinity_in] + pair[g, c, PAIR.affinity_out]
         for d in range(len(overhead)):
             pair[g, d, PAIR.time_change] = pair[g, d, PAIR.time] - pair[g, c, PAIR.time]
-            pair[g, d, PAIR.load] = loads.time[d] * inverse
+            pair[g, d, PAIR.load] = loads.time[d] * per_makespan
             pair[g, d, PAIR.affinity_change] = pair[g, d, PAIR.affinity_in] + pair[g, d, PAIR.affinity_out] - affinity
-            pair[g, d, PAIR.egress] = loads.egress[d] * inverse
-            pair[g, d, PAIR.ingress] = loads.ingress[d] * inverse
-            pair[g, d, PAIR.critical_load] = loads.critical[d] * inverse
-            pair[g, d, PAIR.last_finish] = loads.last[d] * inverse
+            pair[g, d, PAIR.egress] = loads.egress[d] * per_makespan
+            pair[g, d, PAIR.ingress] = loads.ingress[d] * per_makespan
+            pair[g, d, PAIR.critical_load] = loads.critical[d] * per_makespan
+            pair[g, d, PAIR.last_finish] = loads.last[d] * per_makespan
             if d == c:
                 pair[g, d, PAIR.current] = 1.0
-                pair[g, d, PAIR.load_after] = loads.time[d] * inverse
+                pair[g, d, PAIR.load_after] = loads.time[d] * per_makespan
                 pair[g, d, PAIR.memory_after] = loads.resident[d] / memory[d]
             else:
-                pair[g, d, PAIR.load_after] = loads.time[d] * inverse + pair[g, d, PAIR.time] * single * inverse
+                pair[g, d, PAIR.load_after] = (
+                    loads.time[d] * per_makespan + pair[g, d, PAIR.time] * single * per_makespan
+                )
                 pair[g, d, PAIR.memory_after] = (loads.resident[d] + resident[g]) / memory[d]
 
 
@@ -334,7 +336,7 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
     tensor_bytes, in_tensor, op_time, start, line = s.tensor_bytes, s.in_tensor, s.op_time, s.start, s.line
     overhead, slack, weight, out_ptr, out_child = s.overhead, s.slack, s.weight, s.out_ptr, s.out_child
     group, out_tensor = s.group, s.out_tensor
-    inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))  # `guess`: us, estimated ends of the group's ops
+    per_makespan, guess = 1.0 / s.makespan, np.empty(len(s.place))  # `guess`: us, estimated ends of the group's ops
     for g in range(first, len(s.resident), step):
         for d in range(len(s.overhead)):
             if d == s.place[s.ops[s.op_ptr[g]]] or not offered[g, d]:
@@ -382,9 +384,9 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
                         if place[j] != d:
                             arrival += latency[d, place[j]] + tensor_bytes[out_tensor[e]] / bandwidth[d, place[j]]
                         late_child = max(late_child, arrival - start[j] - slack[j])
-            row[PAIR.late_self] = min(1.0, max(-0.3, late_self * inverse))
-            row[PAIR.late_child] = min(1.0, max(-0.3, late_child * inverse))
-            row[PAIR.late_displaced] = min(1.0, max(-0.3, late_displaced * inverse))
-            row[PAIR.gain] = min(1.0, gain * inverse)
-            row[PAIR.mean_late] = min(1.0, mean_late / total_time * inverse)
-            row[PAIR.wait] = min(1.0, total_wait * inverse)
+            row[PAIR.late_self] = min(1.0, max(-0.3, late_self * per_makespan))
+            row[PAIR.late_child] = min(1.0, max(-0.3, late_child * per_makespan))
+            row[PAIR.late_displaced] = min(1.0, max(-0.3, late_displaced * per_makespan))
+            row[PAIR.gain] = min(1.0, gain * per_makespan)
+            row[PAIR.mean_late] = min(1.0, mean_late / total_time * per_makespan)
+            row[PAIR.wait] = min(1.0, total_wait * per_makespan)

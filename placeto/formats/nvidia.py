@@ -46,6 +46,7 @@ HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
 _BOARDS = {  # pattern of names that nvidia-smi gives a GPU -> kind of the GPU
     r"Tesla K80": "k80",
     r"Tesla P100-PCIE-16GB": "p100",
+    r"Tesla P40": "p40",
     r"Tesla V100-SXM[23]-\d+GB": "v100",
     r"(Tesla|NVIDIA) T4": "t4",
     r"NVIDIA A10": "a10",
@@ -83,7 +84,7 @@ _NVLINK = {
     "h200": _NVLink(18, 25e9 * _SHARE, 380e9 / 18, 8.0),
     "b200": _NVLink(18, 50e9 * _SHARE, 760e9 / 18, 8.0),
 }
-_PCIE = dict.fromkeys(("k80", "p100", "v100", "t4"), PCIE3) | dict.fromkeys(("h100", "h200", "b200"), PCIE5)
+_PCIE = dict.fromkeys(("k80", "p100", "p40", "v100", "t4"), PCIE3) | dict.fromkeys(("h100", "h200", "b200"), PCIE5)
 _GEFORCE = ("rtx3090", "rtx4090")
 _ONE_SWITCH = ("PIX", "PXB")
 _LEVELS = (*_ONE_SWITCH, "PHB", "NODE", "SYS")

@@ -293,8 +293,8 @@ def earliest_start(
     """ETF; of ops that can start equally early, the one with the greatest upward rank comes first.
 
     The arrival of an op's inputs on each device is estimated when the op becomes ready, and again whenever a group is
-    bound while one of the inputs floats. A device that waits for a favourite child starts nothing else in that time,
-    except ops whose inputs are on all devices.
+    bound while one of the inputs floats (`unbound`). A device that waits for a favourite child starts nothing else in
+    that time, except ops whose inputs are on all devices.
 
     Returns the device (N,) of each op, and its start (N,) in us by this estimate; empty arrays (0,) if the ready ops,
     summed over all steps, are more than `most_looks`. Then `earliest_start_of_many` finds the same and is faster.
@@ -309,7 +309,7 @@ def earliest_start(
     favoured = np.zeros(n, np.bool_)  # favourite children: with equal starts a device that waits for them prefers them
     favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
-    ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
+    ready, need, unbound = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
     arrival, soonest = np.zeros((n, d)), np.zeros(n)  # us; `soonest`: lower bound of the op's start
     count, looks = 0, 0
     for op in range(n):
@@ -321,12 +321,12 @@ def earliest_start(
             ready[count] = op
             count += 1
             need[op] = need_of(order, home, op, to_bind, last_call)
-            awaited[op] = to_bind[0] >= 0
+            unbound[op] = to_bind[0] >= 0
     for _ in range(n - order.floats.sum()):
         looks += count
         if looks + count * (count - 1) // 2 > most_looks:  # each step makes at most one fewer ready
             return starts[:0].astype(np.int64), starts[:0]
-        chosen, best, best_start, best_rank = -1, NONE, np.inf, np.inf
+        pick, target, best_start, best_rank = -1, NONE, np.inf, np.inf
         least = device_free.min()
         for full in range(2):  # devices that have room, and if none has, all
             for k in range(count):
@@ -354,39 +354,39 @@ def earliest_start(
                             start = min(waits_until[device], arrival[op].max())
                     better = start < best_start
                     if start == best_start:
-                        rival = ready[chosen]
-                        if (op == child) != (rival == guest[best]):
+                        rival = ready[pick]
+                        if (op == child) != (rival == guest[target]):
                             better = op == child
                         elif rank[op] != rank[rival]:
                             better = rank[op] > rank[rival]
                         elif op == rival:
-                            better = flat.op_time[op * d + device] < flat.op_time[op * d + best]
+                            better = flat.op_time[op * d + device] < flat.op_time[op * d + target]
                         else:
                             better = op < rival
                     if better:
-                        chosen, best, best_start, best_rank = k, device, start, rank[op]
-            if chosen >= 0:
+                        pick, target, best_start, best_rank = k, device, start, rank[op]
+            if pick >= 0:
                 break
-        op = ready[chosen]
+        op = ready[pick]
         count -= 1
-        ready[chosen] = ready[count]  # the order of `ready` doesn't matter, as the last tie goes by the ops' numbers
-        if bind(order, booked, op, best, to_bind, last_call) > 0:
+        ready[pick] = ready[count]  # the order of `ready` doesn't matter, as the last tie goes by the ops' numbers
+        if bind(order, booked, op, target, to_bind, last_call) > 0:
             for k in range(count):
-                waiting = ready[k]
-                if awaited[waiting]:
+                other = ready[k]
+                if unbound[other]:
                     looks += 16 * d  # takes about as long as looking at this number of ops
-                    need[waiting] = need_of(order, home, waiting, to_bind, last_call)
-                    awaited[waiting], soonest[waiting] = to_bind[0] >= 0, 0.0
+                    need[other] = need_of(order, home, other, to_bind, last_call)
+                    unbound[other], soonest[other] = to_bind[0] >= 0, 0.0
                     for device in range(d):
-                        arrival[waiting, device] = arrival_of(flat, order, booked, waiting, device, False)
-        arrival_of(flat, order, booked, op, best, True)
-        busy = flat.op_time[op * d + best]
+                        arrival[other, device] = arrival_of(flat, order, booked, other, device, False)
+        arrival_of(flat, order, booked, op, target, True)
+        busy = flat.op_time[op * d + target]
         placed[op] = True
         booked.finish[op], starts[op] = best_start + busy, best_start
-        device_free[best] = best_start + busy
+        device_free[target] = best_start + busy
         if busy > 0.0:
-            device_free[best] += flat.overhead_us[best]
-        guest[best], waits_until[best] = favourites.child[op], booked.finish[op] + favourites.patience_us[op]
+            device_free[target] += flat.overhead_us[target]
+        guest[target], waits_until[target] = favourites.child[op], booked.finish[op] + favourites.patience_us[op]
         for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
             child = flat.out_child[edge]
             missing[child] -= 1
@@ -394,7 +394,7 @@ def earliest_start(
                 ready[count] = child
                 count += 1
                 need[child] = need_of(order, home, child, to_bind, last_call)
-                awaited[child] = to_bind[0] >= 0
+                unbound[child] = to_bind[0] >= 0
                 for device in range(d):
                     arrival[child, device] = arrival_of(flat, order, booked, child, device, False)
     return settled(flat, order, booked), starts

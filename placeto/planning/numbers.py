@@ -81,6 +81,7 @@ class Chosen:
     result: PlacementResult
     first: dict[int, PlacementResult]  # of each number, with its share of a third of the budget
     left_out: dict[int, str]  # by number: why the step could not be placed in it
+    way: str = ""  # name of the way of `placeto plan` that was taken in place of the placer's placement
 
 
 def place_in_best(

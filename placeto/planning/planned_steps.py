@@ -209,6 +209,8 @@ class PlannedStep:
             return _TOOLS.get(self.tool, self.tool)
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
+        if self.kind == Kind.SHARDED and self.width > 1:
+            return "Megatron-LM"  # torch's ZeroRedundancyOptimizer takes no parameters that a group shards
         if self.width > 1:
             return f"{_RUN_BY[self.kind]}, TP" if self.kind in _RUN_BY else "torchtitan"
         return _RUN_BY.get(self.kind, "placeto run")

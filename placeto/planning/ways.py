@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.errors import CaptureError, ClusterError, PlanError
-from placeto.heuristics.plans import can_run, least_us, ranked_plans
+from placeto.errors import ClusterError, PlanError
+from placeto.heuristics.plans import can_run, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import COUNTS, LEAST, Numbers, ProblemOf, place_in_best
+from placeto.planning.numbers import COUNTS, LEAST, Chosen, Numbers, Place, ProblemOf, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
 from placeto.planning.runnable import runner
 from placeto.planning.short_memory import Setting, ways_that_fit
 from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
 from placeto.planning.ways_out import Smaller, ways_out
+from placeto.planning.widths import by_setting, in_widths, widths_on
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.costs.group_costs import in_groups
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SIMULATIONS = 300
 """Budget of the search for a free placement, in simulations."""
-WIDTHS = 2, 4, 8
-"""Numbers of boards of the tensor-parallel groups that are tried."""
 SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
@@ -124,12 +123,6 @@ def plan(
     return plans_of(problem_of, batch, micro_batches, simulations, seed, runnable_by, problem_of, groups)
 
 
-def widths_on(cluster: Cluster) -> tuple[int, ...]:
-    """Return the widths of tensor-parallel groups for which a host has enough boards."""
-    most = max(Counter(cluster.hosts[board] for board in cluster.computing).values(), default=1)
-    return tuple(width for width in WIDTHS if width <= most)
-
-
 def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
     """Return a cluster whose devices have `headroom` bytes less memory.
 
@@ -181,25 +174,14 @@ def plans_of(
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
     numbers, refusals = Numbers(problem_of), list[str]()
-    planned = plain_ways(_by_setting(numbers, counts), batch, runnable_by, refusals)
-    cluster = next(iter(numbers.problems.values())).cluster
-    each = one_each(cluster, (*numbers.problems, *numbers.left_out))
-    if each and not any(step.fits and not step.warning for step in planned):
-        planned += plain_ways(_by_setting(numbers, each), batch, runnable_by, refusals)
-    best_us = min((step.step_us for step in planned if step.fits), default=math.inf)
-    groups, no_groups = _in_groups(widths if runnable_by != "torch" else {}, numbers.problems, best_us)
-    planned += plain_ways(groups, batch, runnable_by, [])
-    problems = _by_setting(numbers, numbers.problems) | groups
-    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
-    if not fastest.fits:
-        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
+    planned, fastest, problems, no_groups = _planned_ways(numbers, counts, batch, runnable_by, refusals, widths)
     best: dict[Kind, dict[str, PlannedStep]] = {}
     rank = partial(_rank, runnable_by)
     for step in sorted(planned, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)
-    search = simulations > 0 and runnable_by is None and cluster.num_devices > 1
+    search = simulations > 0 and runnable_by is None and next(iter(problems.values())).num_devices > 1
     if search:
         free = _searched(numbers.problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
@@ -213,30 +195,68 @@ def plans_of(
     return Plans(tuple(steps), numbers.left_out, refused, tried, no_groups, search, unlimited, out)
 
 
-def _by_setting(numbers: Numbers, counts: Iterable[int]) -> dict[Setting, PlacementProblem]:
-    return {problem.setting: problem for _, problem in numbers.wanted(counts)}
+def place_or_plan(
+    numbers: Numbers, place: Place, plans: bool, simulations: int | None = None, seconds: float | None = None
+) -> Chosen:
+    """Place a step in the best number of micro-batches of `COUNTS`; where memory is short, also try ways of `plans_of`.
 
+    Memory is short in a training step if the fastest of the first placements doesn't fit. Ways without a placement of
+    the captured step, which divide its parameters, don't count.
 
-def _in_groups(
-    widths: Mapping[int, ProblemOf], counts: Iterable[int], best_us: float
-) -> tuple[dict[Setting, PlacementProblem], str]:
-    """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
+    Args:
+        numbers: the step in numbers of micro-batches.
+        place: places a problem; see `place_in_best`.
+        plans: False = try no ways of `plans_of`.
+        simulations: budget of the placer; see `place_in_best`. Each way takes a simulation more.
+        seconds: budget of the placer, in seconds.
 
-    If the work alone, divided between all groups, takes longer than the best way so far, the step is captured in one
-    number of micro-batches only, the least, in which ops are largest.
+    Raises:
+        CaptureError: the step can't be captured in any number.
+        ValueError: the placer refuses the step in the first number.
+        PlacerError: too few simulations to compare the numbers.
     """
-    found, refusal = dict[Setting, PlacementProblem](), ""
-    least = min(counts)
-    for problem_of in widths.values():
-        numbers = Numbers(problem_of)
-        try:
-            found |= _by_setting(numbers, (least,))
-            problem = numbers(least)
-            if least_us(problem, problem.cluster.computing) < best_us:
-                found |= _by_setting(numbers, counts)
-        except (CaptureError, ClusterError) as refused:
-            refusal = refusal or str(refused)
-    return found, refusal
+    chosen = place_in_best(dict(numbers.wanted(COUNTS)), place, simulations, seconds)
+    fastest = min(chosen.first.values(), key=lambda result: result.makespan_us)
+    if not plans or fastest.fits or fastest.problem.graph.mode != "training":
+        return chosen
+    begin, any_batch = time.perf_counter(), 1  # samples per second aren't wanted
+    ways, *_ = _planned_ways(numbers, COUNTS, any_batch, None, [], {})
+    result = chosen.result
+    simulations, seconds = result.simulations + len(ways), result.seconds + time.perf_counter() - begin
+    placed = [(way.placement, way.name) for way in ways if way.placement is not None and way.placement.fits]
+    best, name = min(placed, key=lambda each: each[0].makespan_us, default=(result, ""))
+    if result.fits and result.makespan_us <= best.makespan_us:
+        best, name = result, ""
+    best = replace(best, history=result.history, simulations=simulations, seconds=seconds)
+    return replace(chosen, count=best.problem.graph.num_micro_batches, result=best, way=name)
+
+
+def _planned_ways(
+    numbers: Numbers,
+    counts: Iterable[int],
+    batch: int,
+    runnable_by: Tool | None,
+    refusals: list[str],
+    widths: Mapping[int, ProblemOf],
+) -> tuple[list[PlannedStep], PlannedStep, dict[Setting, PlacementProblem], str]:
+    """Return all ways but a free placement, and the fastest of those without recomputation; see `plans_of`.
+
+    Then the steps, by width and number of micro-batches, and why groups of some width are left out.
+    """
+    planned = plain_ways(by_setting(numbers, counts), batch, runnable_by, refusals)
+    cluster = next(iter(numbers.problems.values())).cluster
+    each = one_each(cluster, (*numbers.problems, *numbers.left_out))
+    if each and not any(step.fits and not step.warning for step in planned):
+        planned += plain_ways(by_setting(numbers, each), batch, runnable_by, refusals)
+    best_us = min((step.step_us for step in planned if step.fits), default=math.inf)
+    groups, no_groups = in_widths(widths, numbers.problems, best_us)
+    in_groups = plain_ways(groups, batch, runnable_by, [])  # torch has no ZeRO of stage 1 for them
+    planned += [way for way in in_groups if runnable_by != "torch" or way.kind != Kind.SHARDED]
+    problems = by_setting(numbers, numbers.problems) | groups
+    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
+    if not fastest.fits:
+        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
+    return planned, fastest, problems, no_groups
 
 
 def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:

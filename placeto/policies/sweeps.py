@@ -1,7 +1,8 @@
 """Sweeps of a trained policy: the moves that it scores highest are simulated, and some of them are kept.
 
 A move is taken back if it ends more than a tolerance above the best makespan so far. Groups that the placement has on
-one device are also joined (`placeto.policies.joining`), so that one move can give many groups another device.
+one device are also joined (see `placeto.heuristics.local_search.joining`), so that one move can give many groups
+another device.
 
 Legend: G groups, D devices, C joined groups.
 """

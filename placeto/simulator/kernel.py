@@ -305,7 +305,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
 
         elif key >= _LINK:  # the link starts the head of its queue
             send = head[slot]
-            tensor = send_tensor[send]
+            tensor, begin = send_tensor[send], now
             if by_priority:
                 head[slot] = _merged(left_send[send], next_send[send], send_key, send_tie, left_send, next_send)
             else:
@@ -313,11 +313,11 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             if len(path_link) > 0:  # it keeps its own link busy while it waits for shared links
                 link = placement[tensor_src[tensor]] * d + send_dst[send]
                 for k in range(path_ptr[link], path_ptr[link + 1]):
-                    now = max(now, shared_free[path_link[k]])
+                    begin = max(begin, shared_free[path_link[k]])
                 for k in range(path_ptr[link], path_ptr[link + 1]):
-                    shared_free[path_link[k]] = now + tensor_bytes[tensor] / shared_bandwidth[path_link[k]]
-            end = now + send_cost[send]
-            send_start[send], send_finish[send] = now, end
+                    shared_free[path_link[k]] = begin + tensor_bytes[tensor] / shared_bandwidth[path_link[k]]
+            end = begin + send_cost[send]
+            send_start[send], send_finish[send] = begin, end
             free[slot] = end + gap
             makespan = max(makespan, free[slot])
             order[num_starts] = n + send

@@ -1,4 +1,4 @@
-"""Returns, advantages, reward baselines and policy-gradient losses: pure functions.
+"""Returns, advantages, reward baselines, policy-gradient losses, and the loss of labelled moves: pure functions.
 
 Legend: T steps of an episode, B episodes, L labelled moves of S states together.
 """

@@ -13,7 +13,10 @@ from tests.toys import fork_of_chains
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families ptb --processes 1 --out runs/x"
 SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes", "short_memory"}
-NEED_DATA = ("cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor", "sustained")
+NEED_DATA = (
+    "collectives", "cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor",
+    "outside_torchgpipe", "outside_vtrain", "sustained",
+)  # fmt: skip
 COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
     "checkpoint_prices": ("--out runs/x --layers 2", "| selective | "),
@@ -40,7 +43,7 @@ COMMANDS = {
         "pretrained.safetensors: 0.",
     ),
     "short_memory": (
-        "--out runs/x --models U-net --counts 8 --shares 0.5 --between 0.5 --points 0",
+        "--out runs/x --models U-net --counts 2 --shares 0.5 --between 0.5 --points 0",
         "| U-net | 4xv100 | 0.5 |",
     ),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),

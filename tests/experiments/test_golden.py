@@ -62,7 +62,7 @@ def test_it_fails_if_a_cell_differs_and_records_only_what_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept: Cells = json.loads(RECORD.read_text())
-    name, left = "pipeline_steps/ring/1 stages x 8", "pipeline_steps/ring/2 stages x 4"
+    name, left = "pipeline_steps/1f1b/1 stages x 8", "pipeline_steps/1f1b/2 stages x 4"
     wrong = {cell: {"us": 1.0} if cell in (name, left) else numbers for cell, numbers in kept.items()}
     file = tmp_path / "golden.json"
     save(wrong, file)

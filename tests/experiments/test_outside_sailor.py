@@ -40,7 +40,7 @@ def test_plans_on_the_same_gpus_are_near_and_in_order() -> None:
     found = [simulate_plan(plan, measured) for plan in read_plans(DATA) if plan.name in names]
     assert [each.plan.gpus for each in found] == [4, 4]
     assert max(abs(each.error) for each in found) < 0.075
-    assert found[0].never_s < found[0].step_s == found[0].always_s  # 8 MB a GPU are more than the buffer takes
+    assert found[0].never_s < found[0].step_s  # its slow link keeps the senders
     assert pairs_in_order(found) == (1, 1)
 
 

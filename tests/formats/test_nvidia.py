@@ -104,7 +104,7 @@ def test_kinds_in_place_of_names(tmp_path: Path) -> None:
         ("", (), r"machine\.txt: has no matrix of connections, .*: write one by \(nvidia-smi -L; nvidia-smi topo -m\)"),
         (machine("PHB|PHB"), (), r"doesn't say what GPUs these are: .* or give their kind \(--kind\), one of k80, "),
         (machine("PHB|PHB", "NVIDIA L40S"), (), "no numbers for GPU 0, 'NVIDIA L40S': give the kind that is nearest"),
-        (machine("PHB|PHB"), ("l40s",), "no numbers for GPUs of kind 'l40s', but for k80, p100, v100"),
+        (machine("PHB|PHB"), ("l40s",), "no numbers for GPUs of kind 'l40s', but for k80, p100, p40"),
         (machine("PHB|PHB"), ("t4",) * 3, "one kind is needed, or one for each of 2 GPUs, not 3"),
         (machine("PHB|NODE"), ("t4",), "GPU0 to GPU1 is PHB, but GPU1 to GPU0 NODE"),
         (machine("ABC|ABC"), ("t4",), "GPU0 to GPU1 must be NV and a number, or one of PIX, PXB, .*, not 'ABC'"),

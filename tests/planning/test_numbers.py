@@ -1,16 +1,21 @@
 """The number of micro-batches is chosen by placing the step in each."""
 
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 import placeto
-from placeto.errors import PlacerError
+from placeto.errors import PlacerError, RunError
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
 from placeto.planning.numbers import COUNTS, place_in_best
+from placeto.planning.single_ways import one_device
+from placeto.problem.cluster import Cluster, save_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from tests.captures import linears, meta, square
@@ -24,6 +29,37 @@ from torch import nn
 def net(batch: int = 4096):
     return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))), (torch.empty(batch, 1024),), lambda y: y.sum()
 """
+
+
+class Block(nn.Module):
+    """Keeps nine times its input for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 2048, device="meta"), nn.Linear(2048, 512, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(gelu(self.up(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Block() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.h:
+            x = block(x)
+        return x
+
+
+def blocks() -> tuple[nn.Module, tuple[Tensor], Any]:
+    return Blocks(), (meta(16384, 512),), square
+
+
+def small(megabytes: int) -> Cluster:
+    free = placeto.load_cluster("2xv100")
+    return replace(free, devices=tuple(replace(device, memory=megabytes * 10**6) for device in free.devices))
 
 
 def chain() -> nn.Module:
@@ -97,6 +133,37 @@ def test_numbers_that_the_placer_refuses_are_left_out() -> None:
     assert chosen.left_out == {2: "not two"}
     assert chosen.result.simulations <= 200
     assert chosen.count == min(chosen.first, key=lambda count: chosen.first[count].makespan_us)
+
+
+@pytest.mark.parametrize("placer", ["placeto", "multilevel"])
+def test_where_memory_is_short_the_default_placer_also_plans(
+    placer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_cluster(small(240), tmp_path / "small.json")
+    step, on, file = f"{__file__}:blocks", ("--cluster", tmp_path / "small.json"), tmp_path / "placement.json"
+    options = "--placer", placer, "--micro-batches", "auto", "--simulations", "150", "-o", file
+    assert run("place", step, *on, *options) == 0
+    printed, told = capsys.readouterr()
+    lines = {line.split()[0]: line for line in printed.splitlines()}
+    if placer == "multilevel":
+        assert "too much" in told
+        return
+    assert "recomputing" in lines["way"]
+    assert lines["fits"].split() == ["fits", "yes"]
+    count = lines["micro-batches"].split()[1].rstrip(",")
+    assert f"give --micro-batches {count} where" in told
+    assert run("simulate", step, *on, "--micro-batches", count, "--placement", file) == 0
+    assert lines["makespan"] in capsys.readouterr().out
+
+
+def test_a_placement_that_recomputes_is_not_compiled() -> None:
+    module, inputs, loss = blocks()
+    problem = PlacementProblem(placeto.capture_training(module, inputs, loss), small(240))
+    result = one_device(problem, 0, 16384, ("h.0", "h.1")).placement
+    assert result is not None
+    found = PlacedModel(**{field.name: getattr(result, field.name) for field in fields(PlacementResult)}, module=module)
+    with pytest.raises(RunError, match=r"compile can't recompute h\.0, h\.1 for the backward pass: run"):
+        found.compile(["cpu:0", "cpu:1"])
 
 
 def test_a_sequence_in_dimension_0_is_kept_whole() -> None:

@@ -26,7 +26,7 @@ def test_two_processes_send_to_each_other() -> None:
     assert 1 < latency_us[0, 1] == latency_us[1, 0] < 1e5
     assert np.diagonal(latency_us).tolist() == [0.0, 0.0]
     assert 1 < fits[CHUNK].fixed_us < 1e5
-    assert 0 < fits[SUM].us_per_byte < 1 / 10
+    assert 0 <= fits[SUM].us_per_byte < 1 / 10  # 0 where other processes take the cores during the transfers alone
     assert fits[SPLIT].fixed_us + fits[SPLIT].us_per_byte > 0
 
 

@@ -137,6 +137,7 @@ def test_train_command_under_torchrun_speaks_once(tmp_path):
     save_cluster(toy_cluster(2), tmp_path / "cluster.json")
     graphs = [str(tmp_path / f"g{seed}.json") for seed in range(2)]
     learning = ["--learning.graphs", "2", "--learning.replicas", "2", "--learning.moves", "2"]
+    learning += ["--learning.annealed", "0"]  # which the runs of `distributed_worker` have
     where = ["--cluster", str(tmp_path / "cluster.json"), "--out", str(tmp_path / "run")]
     done = torchrun("placeto", "train", *graphs, *where, *learning, "--policy.hidden", "8", "--iterations", "2")
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from placeto.capture.costing.node_costs import nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
+from placeto.capture.tracing.node_labels import Label
 from placeto.capture.tracing.sharing import Maker
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import TENSORS
-from placeto.problem.graph.module_paths import inside, unit_of
+from placeto.problem.graph.module_paths import around, inside, unit_of
 from placeto.problem.step.micro_batches import Step
 
 
@@ -31,17 +32,19 @@ def with_names(
     nodes: Sequence[Sequence[str]],
     traced: GraphModule,
     module: nn.Module,
+    calls: Mapping[str, int],
     inputs: Inputs,
     parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in` and `shared_with` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in`, `sequentials` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
         nodes: names of the traced nodes behind each op, its own first.
         traced: its placeholders are parameters, buffers, the inputs, then others.
         module: the module that was traced.
+        calls: path of a module -> how often it was called.
         inputs: its arguments.
         parameters: paths of the parameters.
         buffers: paths of the buffers.
@@ -80,9 +83,20 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
+        sequentials=_sequentials(module, calls, labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)
+
+
+def _sequentials(module: nn.Module, calls: Mapping[str, int], labels: Sequence[Label]) -> tuple[tuple[str, ...], ...]:
+    """(N,) for each op of the forward pass, the called modules around its module that have numbered modules alone."""
+    inner = {path: [name for name, _ in part.named_children()] for path, part in module.named_modules()}
+    found = {path for path, names in inner.items() if path and names and all(map(str.isdigit, names)) and calls[path]}
+    return tuple(
+        tuple(path for path in around(label.module)[:-1] if path in found) if label.part == "forward" else ()
+        for label in labels
+    )
 
 
 def _shared_with(

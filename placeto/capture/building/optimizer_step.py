@@ -7,6 +7,7 @@ from typing import Any
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import HALVES
+from placeto.problem.graph.label_values import OPTIMIZER
 from placeto.problem.graph.memory_fields import OPTIMIZERS
 
 
@@ -35,7 +36,7 @@ def with_optimizer_step(
         mixed = master_weights and parameter.get("dtype") in HALVES
         update = {
             "name": f"{path}/{optimizer}",
-            "type": f"optimizer.{optimizer}",
+            "type": f"{OPTIMIZER}{optimizer}",
             "module": parameter.get("module", ""),
             "bytes_accessed": float((2 + 4 * accesses if mixed else 1 + 2 * accesses) * parameter["param_bytes"]),
             "inputs": [(path, 0), *([gradient] if gradient else [])],

@@ -1,8 +1,9 @@
 """The compiled loop behind the local searches: propose moves of groups, simulate, accept or not.
 
-The simulator stops as soon as it is certain that a proposal will be rejected. The scores of simulated placements are
-remembered (the *memo*, `State.seen` and `State.bound`). A proposal is *known* if the memo says that its score isn't
-below the cutoff up to which it would be accepted. Known proposals are rejected without a simulation.
+`_fill` makes proposals, and draws the score below which each is accepted, its *cutoff*: the present score, and at a
+temperature above 0 a random amount more. A simulation stops above it. `search` compares, and `_accept` moves. The
+*memo* (`State.seen`, `State.bound`) has the scores of simulated placements. A proposal is *known* if the memo says that
+its score isn't below its cutoff: it is rejected without a simulation.
 
 Legend: N ops, G groups, D devices, L entries of the log.
 """

@@ -7,7 +7,7 @@ Kernel launches cost about 5 us each.
 Memories in MiB are the totals that nvidia-smi reports: a board of "80 GB" may have 85.9e9 bytes. The sources are a page
 of Modal's (thundergolfer.com/blog/nvidia-gpu-memory-capacity) and users' reports (RTX 3090: issue 1128 of
 noonghunna/club-3090; RTX 4090: issue 255 of RLinf/RLinf). Those in GB are datasheet values, as no such source was found
-for P100, V100 and B200, and a die of the K80 has 12.0e9 bytes by both.
+for P100, P40, V100 and B200, and a die of the K80 has 12.0e9 bytes by both.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def _gpu(kind: str, bandwidth: float, memory: int, overhead_us: float, **peaks: 
 
 # NVIDIA Tesla P100 (PCIe, 16 GB) datasheet, 2016.
 P100 = _gpu("p100", 732e9, 16 * _GB, 5.0, float64=4.7, float32=9.3, float16=18.7)
+# NVIDIA Tesla P40 datasheet, 2016; fp64 at 1/32 (GP102).
+P40 = _gpu("p40", 346e9, 24 * _GB, 5.0, float64=0.375, float32=12.0, int8=47)
 # NVIDIA V100 (SXM2, 16 GB) datasheet, 2017.
 V100 = _gpu("v100", 900e9, 16 * _GB, 5.0, float64=7.8, float32=15.7, float16=125)
 # NVIDIA T4 datasheet, 2018; fp64 at 1/32 (Turing whitepaper).
@@ -57,7 +59,9 @@ H200 = _gpu("h200", 4800e9, 143771 * _MIB, 4.0, **_H100)
 B200 = _gpu(
     "b200", 8000e9, 180 * _GB, 4.0, float64=37, float32=75, tf32=1125, float16=2250, float8=4500, int8=4500
 )  # fmt: skip
-NVIDIA = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
+NVIDIA = {
+    gpu.kind: gpu for gpu in (K80, P100, P40, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)
+}
 """Kind -> GPU of NVIDIA."""
 
 # Apple Mac Studio technical specifications, 2023: M2 Ultra with 76 GPU cores (128 fp32 lanes each at 1.4 GHz) and

@@ -30,7 +30,7 @@ MOST = 8
 _HOW = "write a cluster file, from a preset by `placeto cluster 4xv100 -o mine.json` or from what nvidia-smi prints"
 _DESKTOP = PCIE4 / 2, SOCKETS_LATENCY_US
 _SLOTS = {  # kind -> bytes/s and microseconds of its slot, as in the presets of boards without NVLink
-    **dict.fromkeys(("p100", "v100", "t4"), (PCIE3, PCIE_LATENCY_US)),
+    **dict.fromkeys(("p100", "p40", "v100", "t4"), (PCIE3, PCIE_LATENCY_US)),
     **dict.fromkeys(("a10", "a100", "a100-40gb", "l4"), (PCIE4, PCIE_LATENCY_US)),
     **dict.fromkeys(("rtx3090", "rtx4090"), _DESKTOP),
     **dict.fromkeys(("h100", "h200", "b200"), (PCIE5, PCIE_LATENCY_US)),

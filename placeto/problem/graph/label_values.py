@@ -27,6 +27,8 @@ LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Label of ops that may be left out -> its default."""
 TENSORS = ("parameter", "buffer")
 """Types of ops that compute nothing: each stands for a tensor of the module, and has its name."""
+OPTIMIZER = "optimizer."
+"""How the types of ops begin that update a parameter."""
 GRADIENT = "gradient"
 """Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
 ADDITION = "aten.add"

@@ -101,6 +101,13 @@ COLUMNS = {
         "For exports; not part of the hash",
         (),
     ),
+    "sequentials": Column(
+        "sequentials",
+        _Names,
+        "paths of the modules of numbered modules alone, such as `nn.Sequential`, that contain the op's module and are "
+        "called. For exports; not part of the hash",
+        (),
+    ),
     "shared_with": Column(
         "shared_with",
         _Names,

@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.label_values import NO_MICRO_BATCH, OPTIMIZER, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around
 
 _BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
@@ -22,11 +22,11 @@ _DRAWS = re.compile(r"rand|bernoulli|dropout|normal|uniform|multinomial|exponent
 
 
 def in_forward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, whether an op is in the forward pass of any micro-batch; parameters and buffers are not."""
+    """(N,) bool, whether an op is in the forward pass of any micro-batch; parameters, buffers and updates are not."""
     forward = np.zeros(graph.num_ops, bool)
     labels = zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
     for op, (name, module, kind, label) in enumerate(labels):
-        if kind not in TENSORS:
+        if kind not in TENSORS and not kind.startswith(OPTIMIZER):
             forward[op] = label == "forward" if label else not _BACKWARD.match(name.removeprefix(module))
     return forward
 

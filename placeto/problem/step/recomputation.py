@@ -9,7 +9,7 @@ Legend: N ops, B blocks, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -275,11 +275,11 @@ def recomputable(graph: ComputationGraph) -> tuple[str, ...]:
     """Return the modules that can be recomputed each by itself, in program order: blocks of the model, called once.
 
     A block is the outermost module in a list, such as ``encoder.layers.3``. A list in a list is none, as lists aren't
-    called. Blocks are left out that are recomputed already, that keep no tensor of their own, whose ops stand between
-    those of others, or that may call modules of others.
+    called, unless it is an `nn.Sequential` of modules without parts. Blocks are left out that are recomputed already,
+    that keep no tensor of their own, whose ops stand between those of others, or that may call modules of others.
     """
     program = np.flatnonzero(before_loss(graph) & in_first(graph))
-    lists = _lists({graph.modules[op] for op in program.tolist()})
+    lists = _lists({graph.modules[op]: graph.sequentials[op] for op in program.tolist()})
     spans, of_op = module_spans(graph, program), [_block(module, lists) for module in graph.modules]
     left_out = {of_op[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
     left_out |= {_block(caller, lists) for callers in graph.called_in for caller in callers}
@@ -314,13 +314,24 @@ def _beside_shared(graph: ComputationGraph, program: np.ndarray, block: Sequence
     }
 
 
-def _lists(computing: Set[str]) -> set[str]:
-    """Paths that may be lists of modules: nothing is computed but in numbered modules inside them."""
+def _lists(computing: Mapping[str, Sequence[str]]) -> set[str]:
+    """Paths that may be lists of modules: nothing is computed but in numbered modules inside them.
+
+    Args:
+        computing: paths of modules that compute, and the `sequentials` around each.
+    """
     inner = {path: set[str]() for module in computing for path in around(module)}
     for path in inner:
         parent, _, name = path.rpartition(".")
         inner.get(parent, set()).add(name)
-    return {path for path, names in inner.items() if path not in computing and all(name.isdigit() for name in names)}
+    called = {
+        path
+        for paths in computing.values()
+        for path in paths
+        if not any(inner[f"{path}.{name}"] for name in inner[path])
+    }
+    numbered = {path for path, names in inner.items() if all(name.isdigit() for name in names)}
+    return numbered - {*computing} - called
 
 
 def _block(module: str, lists: Set[str]) -> str:

@@ -25,7 +25,7 @@ MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whi
 CLUSTER = load_cluster("2xv100")
 
 
-def captured(step: Step, count: int, blocks: tuple[str, ...] = (), **options: str) -> ComputationGraph:
+def captured(step: Step, count: int, blocks: tuple[str, ...] = (), **options: str | bool) -> ComputationGraph:
     """The step in micro-batches, with activation checkpoints of torch around the calls of these modules."""
     module = copy.deepcopy(step.module)
     for path in blocks:
@@ -59,11 +59,10 @@ def assert_like_torch(graph: ComputationGraph, theirs: ComputationGraph, casts: 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in MODELS if name in ZOO])
 def test_models_are_recomputed_as_torch_does(name: str) -> None:
-    for count in (1, 2):
-        graph = captured(step := ZOO[name].make(), count)
-        blocks = recomputable(graph)
-        assert blocks, name
-        assert_like_torch(recomputed(graph, blocks), captured(step, count, blocks))
+    graph = captured(step := ZOO[name].make(), 2)
+    blocks = recomputable(graph)
+    assert blocks, name
+    assert_like_torch(recomputed(graph, blocks), captured(step, 2, blocks))
 
 
 class Block(nn.Module):
@@ -153,6 +152,18 @@ def test_lists_in_lists_are_no_blocks() -> None:
     assert recomputable(graph) == ("blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1")
 
 
+def test_a_sequential_of_layers_in_a_list_is_a_block_and_one_of_blocks_is_none() -> None:
+    stages = [linears(3, 64), nn.Sequential(Block(0.0), Block(0.0)), nn.Linear(64, 64)]
+    graph = captured(Step(nn.Sequential(*stages), [torch.randn(64, 64)], square), 2)
+    assert recomputable(graph) == ("0", "1.0", "1.1")
+    assert_like_torch(
+        recomputed(graph, ("0", "1.0")),
+        captured(Step(nn.Sequential(*stages), [torch.randn(64, 64)], square), 2, ("0", "1.0")),
+    )
+    uncalled = Made(lambda made, x: made.h[0][1](made.h[0][0](x)), h=nn.ModuleList([nn.ModuleList(linears(2, 64))]))
+    assert recomputable(captured(Step(uncalled, [torch.randn(64, 64)], square), 1)) == ()
+
+
 def test_blocks_that_share_a_module_are_left_out() -> None:
     shared, others = nn.Linear(64, 64), linears(2, 64)
     blocks = [
@@ -180,6 +191,14 @@ def test_copies_wait_for_the_gradient_of_their_block() -> None:
 def test_nothing_recomputed_is_the_graph_itself() -> None:
     graph = captured(stack(), 2)
     assert recomputed(graph, ()) is graph
+
+
+def test_updates_of_parameters_are_not_computed_again() -> None:
+    graph = captured(stack(), 1, optimizer_step=True)
+    again = recomputed(graph, recomputable(graph))
+    assert again.num_ops > graph.num_ops
+    updates = [sum(kind == "optimizer.adam" for kind in each.op_types) for each in (graph, again)]
+    assert updates == [20, 20]  # all parameters of the stack, once
 
 
 def test_layers_that_keep_nothing_of_their_own_are_no_blocks() -> None:

@@ -1,0 +1,49 @@
+"""The step in tensor-parallel groups of several widths, each in several numbers of micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from placeto.errors import CaptureError, ClusterError
+from placeto.heuristics.plans import least_us
+from placeto.planning.numbers import Numbers, ProblemOf
+from placeto.planning.short_memory import Setting
+from placeto.problem.cluster import Cluster
+from placeto.problem.problem import PlacementProblem
+
+WIDTHS = 2, 4, 8
+"""Numbers of boards of the tensor-parallel groups that are tried."""
+
+
+def widths_on(cluster: Cluster) -> tuple[int, ...]:
+    """Return the widths of tensor-parallel groups for which a host has enough boards."""
+    most = max(Counter(cluster.hosts[board] for board in cluster.computing).values(), default=1)
+    return tuple(width for width in WIDTHS if width <= most)
+
+
+def by_setting(numbers: Numbers, counts: Iterable[int]) -> dict[Setting, PlacementProblem]:
+    """Return the step in those of some numbers of micro-batches in which it can be captured; see `Numbers.wanted`."""
+    return {problem.setting: problem for _, problem in numbers.wanted(counts)}
+
+
+def in_widths(
+    widths: Mapping[int, ProblemOf], counts: Iterable[int], best_us: float
+) -> tuple[dict[Setting, PlacementProblem], str]:
+    """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
+
+    If the work alone, divided between all groups, takes longer than the best way so far, the step is captured in one
+    number of micro-batches only, the least, in which ops are largest.
+    """
+    found, refusal = dict[Setting, PlacementProblem](), ""
+    least = min(counts)
+    for problem_of in widths.values():
+        numbers = Numbers(problem_of)
+        try:
+            found |= by_setting(numbers, (least,))
+            problem = numbers(least)
+            if least_us(problem, problem.cluster.computing) < best_us:
+                found |= by_setting(numbers, counts)
+        except (CaptureError, ClusterError) as refused:
+            refusal = refusal or str(refused)
+    return found, refusal
