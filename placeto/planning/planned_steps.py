@@ -361,7 +361,7 @@ def advice_on_ways_out(steps: Sequence[PlannedStep], ways_out: Sequence[WayOut],
         untried.append("activation checkpoints, which a FACTORY can switch on in its module")
     if max(step.memory["optimizer"] - step.memory["gradients"] for step in steps) > 0:
         untried.append("an optimizer with less state (--optimizer lion or sgd)")
-    devices = len(steps[0].result.problem.cluster.computing)
+    devices = max(len(step.result.problem.cluster.computing) for step in steps)
     if devices > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
         untried.append(f"parameters divided by FSDP, which needs a batch that {devices} divides")
     untried.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")

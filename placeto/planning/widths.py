@@ -32,18 +32,16 @@ def in_widths(
 ) -> tuple[dict[Setting, PlacementProblem], str]:
     """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
 
-    If the work alone, divided between all groups, takes longer than the best way so far, the step is captured in one
-    number of micro-batches only, the least, in which ops are largest.
+    In more micro-batches, ops are smaller and take longer together. So if the work alone, divided between all groups,
+    takes longer than the best way so far, no larger number of micro-batches is captured.
     """
     found, refusal = dict[Setting, PlacementProblem](), ""
-    least = min(counts)
     for problem_of in widths.values():
-        numbers = Numbers(problem_of)
         try:
-            found |= by_setting(numbers, (least,))
-            problem = numbers(least)
-            if least_us(problem, problem.cluster.computing) < best_us:
-                found |= by_setting(numbers, counts)
+            for _, problem in Numbers(problem_of).wanted(sorted(counts)):
+                found[problem.setting] = problem
+                if least_us(problem, problem.cluster.computing) >= best_us:
+                    break
         except (CaptureError, ClusterError) as refused:
             refusal = refusal or str(refused)
     return found, refusal

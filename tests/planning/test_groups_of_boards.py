@@ -124,8 +124,12 @@ def test_torchtitan_and_megatron_are_told_of_the_groups(tmp_path) -> None:
             assert "DEVICES = ['gpu:0', 'gpu:1', 'gpu:2', 'gpu:3']" in text
 
 
-def test_other_tools_have_no_groups() -> None:
-    assert {step.width for step in planned(True, "torch").steps} == {1}
+def test_other_tools_have_no_pipelines_of_groups() -> None:
+    """And torch has no ZeroRedundancyOptimizer for groups."""
+    kinds = {step.kind for step in planned(True, "torch").steps if step.width > 1}
+    assert (
+        {Kind.GROUP, Kind.REPLICAS} <= kinds <= {Kind.GROUP, Kind.REPLICAS, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
+    )
     step = next(step for step in planned().steps if step.kind in PIPELINES and step.width == 2)
     for export in (
         lambda: torch_pipeline(step.placed),
