@@ -42,7 +42,7 @@ class Arguments:
     simulations: Whole = 300
     """budget of the search for a free placement; 0 leaves the free placement out"""
     runnable_by: Annotated[Literal["torch", "torchtitan", "megatron"] | None, arg(metavar="TOOL")] = None
-    """torch, torchtitan or megatron: show only pipelines that `placeto export` can write for this tool"""
+    """torch, torchtitan or megatron: of pipelines, show only those that `placeto export` can write for this tool"""
     costs: CostsName = "efficiency"
     seed: Seed = 0
     out: OptionalJsonOut = None
@@ -111,7 +111,8 @@ def run(arguments: Arguments) -> None:
     if arguments.out is not None:
         save_plan(plans.best.file(machine), arguments.out)
         if plans.best.placement is None:
-            note(f"{arguments.out} has no placement, as parameters are sharded: run it with {plans.best.run_by}")
+            how = f"`placeto run --plan` runs it by {plans.best.run_by}"
+            note(f"{arguments.out} has no placement, as parameters are sharded; {how}")
 
 
 def _in_python(paths: tuple[str, ...]) -> str:
