@@ -105,21 +105,24 @@ def _apply(module: nn.Module, plan: ParallelPlan, mesh: Any, name: str) -> None:
 
     modules = [path for path, _ in module.named_modules()]
     parameters = [path for path, _ in module.named_parameters()]
-    named = dict[str, str]()  # path of a parameter or a module -> a style of transformers
+    brought_along = getattr(module, "tp_plan", None) or {}  # which may be for variants of the model as well
+    named_modules, named_parameters, of_modules = dict[str, str](), dict[str, str](), dict[str, str]()
     for pattern, style in plan.items():
         paths = [path for path in modules if _matches(path, pattern)]
-        own = [path for path in parameters if _matches(path, pattern) or _matches(path.rpartition(".")[0], pattern)]
-        if not paths and not own:
+        own = [path for path in parameters if _matches(path, pattern)]
+        if not paths and not own and pattern not in brought_along:
             raise CaptureError(f"{name}: the parallel plan has {pattern!r}, and the model has no such module")
         if isinstance(style, str):
-            named |= dict.fromkeys([*own, *paths], style)
+            named_modules |= dict.fromkeys(paths, style)
+            named_parameters |= dict.fromkeys(own, style)
+            of_modules |= {path: style for path in parameters if _matches(path.rpartition(".")[0], pattern)}
             continue
         try:
             for path in paths:
                 parallelize_module(module.get_submodule(path), mesh, style, src_data_rank=None)
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
             raise CaptureError(f"{name}: the parallel plan can't be applied to {pattern!r}: {problem}") from None
-    if not named:
+    if not (named := of_modules | named_parameters | named_modules):
         return
     try:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism

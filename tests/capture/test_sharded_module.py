@@ -95,7 +95,9 @@ def test_experts():
     with torch.device("meta"):
         model = transformers.MixtralForCausalLM(config).bfloat16()
         ids = torch.empty(2, 8, dtype=torch.int64)
-    rank = capture_training(model, {"input_ids": ids, "labels": ids}, width=2)
+    whole, rank = (capture_training(model, {"input_ids": ids, "labels": ids}, width=width) for width in (1, 2))
+    router = 3 * 2 * 16 * 64 * 4
+    assert rank.flops.sum() == router + (whole.flops.sum() - router) / 2
     assert sum(kind == "all_reduce" for kind, *_ in collectives(rank)) == 2 + 1 + 4 + 2
 
 
