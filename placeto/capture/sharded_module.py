@@ -22,7 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from placeto.capture.inputs.input_checks import check_module
 from placeto.capture.tracing.meanwhile import meanwhile
+from placeto.capture.user_errors import explain
 from placeto.errors import CaptureError
 
 ParallelPlan = Mapping[str, Any]
@@ -45,6 +47,7 @@ def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Ite
         CaptureError: the plan and the module don't go together, `width` doesn't divide a size, or torch.distributed is
             in use.
     """
+    check_module(module, name, training=True)
     if dist.is_initialized():
         raise CaptureError(
             f"{name}: a capture in groups of {width} needs a process group of its own, and this process is in one: "
@@ -53,7 +56,12 @@ def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Ite
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     memo = {id(tensor): _on_meta(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    module = copy.deepcopy(module, memo)
+    try:
+        module = copy.deepcopy(module, memo)
+    except Exception as problem:  # whatever something in the module raises
+        raise CaptureError(
+            f"{name}: the module can't be copied, which groups of {width} need: {explain(problem)}"
+        ) from None
     on_error = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width)
     try:
@@ -101,13 +109,18 @@ def _apply(module: nn.Module, plan: ParallelPlan, mesh: Any, name: str) -> None:
     Raises:
         CaptureError: the plan names what isn't there, or a style that there isn't or that doesn't suit its module.
     """
-    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
     modules = [path for path, _ in module.named_modules()]
     parameters = [path for path, _ in module.named_parameters()]
     brought_along = getattr(module, "tp_plan", None) or {}  # which may be for variants of the model as well
     named_modules, named_parameters, of_modules = dict[str, str](), dict[str, str](), dict[str, str]()
     for pattern, style in plan.items():
+        if not isinstance(pattern, str) or not isinstance(style, str | ParallelStyle | Mapping):
+            what = f"has {type(style).__name__} for {pattern!r}"
+            raise CaptureError(
+                f"{name}: the parallel plan {what}: it must have a ParallelStyle for the path of a module"
+            )
         paths = [path for path in modules if _matches(path, pattern)]
         own = [path for path in parameters if _matches(path, pattern)]
         if not paths and not own and pattern not in brought_along:
@@ -120,18 +133,22 @@ def _apply(module: nn.Module, plan: ParallelPlan, mesh: Any, name: str) -> None:
         try:
             for path in paths:
                 parallelize_module(module.get_submodule(path), mesh, style, src_data_rank=None)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
-            raise CaptureError(f"{name}: the parallel plan can't be applied to {pattern!r}: {problem}") from None
+        except Exception as problem:  # whatever a style raises on a module that doesn't suit it
+            raise CaptureError(
+                f"{name}: the parallel plan can't be applied to {pattern!r}: {explain(problem)}"
+            ) from None
     if not (named := of_modules | named_parameters | named_modules):
         return
     try:
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+        from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, apply_tensor_parallelism
     except ImportError:
         raise CaptureError(f"{name}: transformers 5.23 or later is needed to apply its parallel plan") from None
+    if unknown := next((style for style in named.values() if style not in ALL_PARALLEL_STYLES), None):
+        raise CaptureError(f"{name}: the parallel plan has {unknown!r}, which is no style of transformers")
     try:
         apply_tensor_parallelism(module, mesh, named)
-    except (AttributeError, KeyError, RuntimeError, ValueError) as problem:
-        raise CaptureError(f"{name}: transformers can't apply the parallel plan: {problem}") from None
+    except Exception as problem:  # as above
+        raise CaptureError(f"{name}: transformers can't apply the parallel plan: {explain(problem)}") from None
 
 
 def _matches(path: str, pattern: str) -> bool:
