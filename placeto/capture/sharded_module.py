@@ -116,7 +116,7 @@ def _apply(module: nn.Module, plan: ParallelPlan, mesh: Any, name: str) -> None:
     brought_along = getattr(module, "tp_plan", None) or {}  # which may be for variants of the model as well
     named_modules, named_parameters, of_modules = dict[str, str](), dict[str, str](), dict[str, str]()
     for pattern, style in plan.items():
-        if not isinstance(pattern, str) or not isinstance(style, str | ParallelStyle | Mapping):
+        if not isinstance(pattern, str) or not isinstance(style, str | ParallelStyle | dict):
             what = f"has {type(style).__name__} for {pattern!r}"
             raise CaptureError(
                 f"{name}: the parallel plan {what}: it must have a ParallelStyle for the path of a module"
