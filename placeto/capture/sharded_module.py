@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from placeto.capture.inputs.input_checks import check_module
 from placeto.capture.tracing.meanwhile import meanwhile
+from placeto.capture.user_errors import explain
 from placeto.errors import CaptureError
 from placeto.plumbing.parallel_plan import apply_plan
 
@@ -45,6 +47,7 @@ def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Ite
         CaptureError: the plan and the module don't go together, `width` doesn't divide a size, or torch.distributed is
             in use.
     """
+    check_module(module, name, training=True)
     if dist.is_initialized():
         raise CaptureError(
             f"{name}: a capture in groups of {width} needs a process group of its own, and this process is in one: "
@@ -53,7 +56,12 @@ def sharded(module: nn.Module, plan: ParallelPlan, width: int, name: str) -> Ite
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     memo = {id(tensor): _on_meta(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    module = copy.deepcopy(module, memo)
+    try:
+        module = copy.deepcopy(module, memo)
+    except Exception as problem:  # whatever something in the module raises
+        raise CaptureError(
+            f"{name}: the module can't be copied, which groups of {width} need: {explain(problem)}"
+        ) from None
     on_error = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=width)
     try:

@@ -32,34 +32,47 @@ def apply_plan(module: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> 
 
 
 def _shard(module: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh) -> None:
-    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
     modules = [path for path, _ in module.named_modules()]
     parameters = [path for path, _ in module.named_parameters()]
-    named = dict[str, str]()  # path of a parameter or a module -> a style of transformers
+    brought_along = getattr(module, "tp_plan", None) or {}  # which may be for variants of the model as well
+    named_modules, named_parameters, of_modules = dict[str, str](), dict[str, str](), dict[str, str]()
     for pattern, style in plan.items():
+        if not isinstance(pattern, str) or not isinstance(style, str | ParallelStyle | dict):
+            what = f"has {type(style).__name__} for {pattern!r}"
+            raise ValueError(f"the parallel plan {what}: it must have a ParallelStyle for the path of a module")
         paths = [path for path in modules if _matches(path, pattern)]
-        own = [path for path in parameters if _matches(path, pattern) or _matches(path.rpartition(".")[0], pattern)]
-        if not paths and not own:
+        own = [path for path in parameters if _matches(path, pattern)]
+        if not paths and not own and pattern not in brought_along:
             raise ValueError(f"the parallel plan has {pattern!r}, and the model has no such module")
         if isinstance(style, str):
-            named |= dict.fromkeys([*own, *paths], style)
+            named_modules |= dict.fromkeys(paths, style)
+            named_parameters |= dict.fromkeys(own, style)
+            of_modules |= {path: style for path in parameters if _matches(path.rpartition(".")[0], pattern)}
             continue
         try:
             for path in paths:
                 parallelize_module(module.get_submodule(path), mesh, style, src_data_rank=None)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as problem:
-            raise ValueError(f"the parallel plan can't be applied to {pattern!r}: {problem}") from None
-    if not named:
+        except Exception as problem:  # whatever a style raises on a module that doesn't suit it
+            raise ValueError(f"the parallel plan can't be applied to {pattern!r}: {_explained(problem)}") from None
+    if not (named := of_modules | named_parameters | named_modules):
         return
     try:
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+        from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, apply_tensor_parallelism
     except ImportError:
         raise ValueError("transformers 5.23 or later is needed to apply its parallel plan") from None
+    if unknown := next((style for style in named.values() if style not in ALL_PARALLEL_STYLES), None):
+        raise ValueError(f"the parallel plan has {unknown!r}, which is no style of transformers")
     try:
         apply_tensor_parallelism(module, mesh, named)
-    except (AttributeError, KeyError, RuntimeError, ValueError) as problem:
-        raise ValueError(f"transformers can't apply the parallel plan: {problem}") from None
+    except Exception as problem:  # as above
+        raise ValueError(f"transformers can't apply the parallel plan: {_explained(problem)}") from None
+
+
+def _explained(problem: Exception) -> str:
+    """Return the type and the first line of an error."""
+    return f"{type(problem).__name__}: {next(iter(str(problem).strip().splitlines()), 'no message')}"
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -11,6 +11,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from placeto.capture.trace import capture_training
 from placeto.errors import CaptureError
 
+
+class Uncopied(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("a lock")
+
+
 PAIR = {"1": ColwiseParallel(), "3": RowwiseParallel()}
 
 
@@ -95,7 +101,9 @@ def test_experts():
     with torch.device("meta"):
         model = transformers.MixtralForCausalLM(config).bfloat16()
         ids = torch.empty(2, 8, dtype=torch.int64)
-    rank = capture_training(model, {"input_ids": ids, "labels": ids}, width=2)
+    whole, rank = (capture_training(model, {"input_ids": ids, "labels": ids}, width=width) for width in (1, 2))
+    router = 3 * 2 * 16 * 64 * 4
+    assert rank.flops.sum() == router + (whole.flops.sum() - router) / 2
     assert sum(kind == "all_reduce" for kind, *_ in collectives(rank)) == 2 + 1 + 4 + 2
 
 
@@ -104,11 +112,14 @@ def test_experts():
     [
         (lambda: mlp(2, {"7": ColwiseParallel()}), "the parallel plan has '7', and the model has no such module"),
         (lambda: mlp(2, {"2": ColwiseParallel()}), "can't be applied to '2'"),
-        (lambda: mlp(2, {"1": 3}), "can't be applied to '1'"),
-        (lambda: mlp(2, {"1": "sideways"}), "sideways"),
+        (lambda: mlp(2, {"1": 3}), "the parallel plan has int for '1'"),
+        (lambda: mlp(2, {1: PAIR["1"]}), "the parallel plan has ColwiseParallel for 1"),
+        (lambda: mlp(2, {"1": "sideways"}), "the parallel plan has 'sideways', which is no style of transformers"),
         (lambda: mlp(2, None), "the model has no parallel plan, which groups of 2 need"),
         (lambda: mlp(2, hidden=129), "1.weight has the sizes 129 x 64, which groups of 2 don't divide"),
         (lambda: mlp(2, run=True), "without run"),
+        (lambda: capture_training(torch.relu, [], width=2, parallel=PAIR), "only a torch.nn.Module can be captured"),
+        (lambda: capture_training(Uncopied(), [], width=2, parallel=PAIR), "can't be copied"),
         (lambda: llama(8), "num_key_value_heads is 4, which groups of 8 don't divide"),
         (lambda: llama(4, intermediate_size=1022), "which groups of 4 don't divide"),
         (
