@@ -90,7 +90,7 @@ class CellOfTwo(nn.Module):
 class Classifier(nn.Linear):
     """Classifies the mean over pixels of the last cell's output."""
 
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
         """(B, C, H, W) -> (B, classes)."""
         return super().forward(x[0].mean((2, 3)))
 
@@ -143,7 +143,7 @@ class Stages(nn.Module):
         """(B, 3, H, W) -> what the last module makes."""
         kept, self.crossing = list[tuple[int, Tensor]](), {}
         for number, stage in enumerate(self.stages):
-            for leaf in stage:
+            for leaf in stage.children():
                 if isinstance(leaf, Keep):
                     kept.append((number, x))
                 elif isinstance(leaf, Join):
