@@ -90,4 +90,5 @@ def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> Sam
         RuntimeError: the parameters aren't those of the policy.
     """
     policy.load_state_dict(checkpoint["best_parameters"])
-    return SamplingPlacer(policy, checkpoint["placer"], trained_devices(checkpoint))
+    most = min(policy.max_devices, trained_devices(checkpoint)) if math.isfinite(policy.max_devices) else math.inf
+    return SamplingPlacer(policy, checkpoint["placer"], most)
