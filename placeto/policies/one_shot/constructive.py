@@ -29,9 +29,9 @@ from placeto.policies.one_shot.unit_layers import log_prob_and_entropy
 
 STATIC = len(UNIT_FEATURES) + 6 + 2 * SLOTS  # features of a unit
 KNOWN = 4 + len(DEVICE_FEATURES)  # features of a pair that don't depend on earlier decisions
-PAIR = 22  # features of a pair that depend on them
+PAIR = 18  # features of a pair that depend on them
 COUNT, LOAD, MEMORY, PROFILE, EMBEDDING = 0, 1, 2, 4, 4 + 2 * SLOTS  # columns of what a device sums up
-FINE = 1e-3  # below this share of the time of one device, logarithms become linear
+FINE = 1e-3  # logarithms become linear below this share of the time of one device
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Units:
 
     known: Tensor  # (X, D, H), the part of the scores' first layer that no earlier decision changes
     added: Tensor  # (X, D, C), what a device gets if the unit is placed on it
-    exchanged: Tensor  # (X, 1), time of all transfers of the unit
+    slots: Tensor  # (X, 2 S, 2), share of the unit's time in each slot; a matrix for each of the two profiles
+    exchanged: Tensor  # (X, 1, 1), time of all transfers of the unit, over `FINE`
     links: Tensor  # (X, D, D), as in `OneShotInput`
 
 
@@ -62,7 +63,7 @@ class Arcs:
 
     later: Tensor  # (M,) int64
     earlier: Tensor  # (M,) int64
-    carried: Tensor  # (M, N): time of the transfer to the later unit, and from it, and (H) a message of the earlier one
+    carried: Tensor  # (M, N): times of transfers to and from the later unit, over `FINE`; a message of the earlier one
 
 
 class ConstructivePolicy(OneShotPolicy):
@@ -79,13 +80,14 @@ class ConstructivePolicy(OneShotPolicy):
         self.neighbour = nn.Linear(hidden, hidden, bias=False)
         self.known = nn.Linear(KNOWN, hidden, bias=False)
         self.pair = nn.Linear(PAIR, hidden, bias=False)
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1, bias=False))
-        nn.init.normal_(self.head[-1].weight, std=0.1 * hidden**-0.5)  # an untrained policy is nearly uniform
+        self.middle = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, 1, bias=False)
+        nn.init.normal_(self.head.weight, std=0.1 * hidden**-0.5)  # an untrained policy is nearly uniform
 
     @torch.no_grad()
     def soften(self, temperature: float) -> None:
         """Divide the logits by a temperature, by changing parameters."""
-        self.head[-1].weight.div_(temperature)
+        self.head.weight.div_(temperature)
 
     @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
@@ -104,8 +106,8 @@ class ConstructivePolicy(OneShotPolicy):
         """Place graphs with equally many samples and devices, the graph with most units first."""
         described = [self.describe(graph) for graph in graphs]
         draw = pad_sequence([each.transpose(0, 1) for each in noise])  # (U, B, K, D): steps x graphs
-        (steps, count, samples, devices), placed = draw.shape, 0
-        fields = ("known", "added", "exchanged", "links")
+        steps, count, samples, devices = draw.shape
+        fields = ("known", "added", "slots", "exchanged", "links")
         padded = {name: pad_sequence([getattr(units, name) for units, _ in described]) for name in fields}
         graph = torch.cat([torch.full_like(arcs.later, b) for b, (_, arcs) in enumerate(described)])
         later = torch.cat([arcs.later for _, arcs in described])
@@ -124,8 +126,7 @@ class ConstructivePolicy(OneShotPolicy):
             near = heard(graph[part], action[earlier[part], graph[part]], carried[part], (left, devices))
             logits[step, :left] = self._logits(now, placed[:left], near)
             action[step, :left] = (logits[step, :left] + draw[step, :left]).argmax(-1)
-            chosen = one_hot(action[step, :left], devices).to(placed.dtype)
-            placed[:left] += chosen[..., None] * now.added[:, None]
+            placed[:left] += one_hot(action[step, :left], devices)[..., None] * now.added[:, None]
         results = []
         for b, size in enumerate(sizes):
             chosen = action[:size, b].T.contiguous()
@@ -162,18 +163,20 @@ class ConstructivePolicy(OneShotPolicy):
         for messages in self.rounds:
             x = messages(x, graph.edges, arc_features)
         x = self.norm(x)
-        position = torch.linspace(0, 1, len(x), device=x.device)[:, None].expand(-1, devices)
-        pairs = [devices * graph.time, fine_log(graph.time), graph.time / mean_time.clamp(min=1e-9) - 1, position]
-        known = torch.cat([torch.stack(pairs, -1), graph.device.expand(len(x), -1, -1)], -1)
+        load, position = devices * graph.time, torch.linspace(0, 1, len(x), device=x.device)[:, None]
+        speed = graph.time / mean_time.clamp(min=1e-9) - 1
+        pairs = torch.stack([load, fine_log(graph.time), speed, position.expand_as(load)], -1)
+        known = self.unit(x)[:, None] + self.known(torch.cat([pairs, graph.device.expand(len(x), -1, -1)], -1))
         moved = torch.cat([graph.profile.flatten(1), self.resident(x)], -1)[:, None].expand(-1, devices, -1)
-        added = torch.cat([torch.ones_like(graph.time)[..., None], graph.time[..., None], graph.memory, moved], -1)
-        exchanged = transfers.sum(1, keepdim=True)
-        units = Units(self.unit(x)[:, None] + self.known(known), added, exchanged, graph.links.expand(len(x), -1, -1))
-        later, earlier = torch.maximum(source, target), torch.minimum(source, target)
-        weight = graph.transfer / exchanged[later, 0].clamp(min=1e-9)
-        inward = graph.transfer * (target == later)
-        carried = torch.stack([inward, graph.transfer - inward], -1)
-        return units, Arcs(later, earlier, torch.cat([carried, weight[:, None] * self.neighbour(x)[earlier]], -1))
+        added = torch.cat([torch.ones_like(load)[..., None], load[..., None], graph.memory, moved], -1)
+        parts = graph.profile / graph.profile.sum(-1, keepdim=True).clamp(min=1e-9) * devices
+        slots = (parts[..., None] * torch.eye(2, device=x.device)[:, None]).flatten(1, 2)
+        exchanged = transfers.sum(1) / FINE
+        units = Units(known, added, slots, exchanged[:, None, None], graph.links.expand(len(x), -1, -1))
+        later, earlier, time = torch.maximum(source, target), torch.minimum(source, target), graph.transfer / FINE
+        inward = time * (target == later)
+        message = (time / exchanged[later].clamp(min=1e-6))[:, None] * self.neighbour(x)[earlier]
+        return units, Arcs(later, earlier, torch.cat([torch.stack([inward, time - inward], -1), message], -1))
 
     def _logits(self, units: Units, placed: Tensor, near: Tensor) -> Tensor:
         """Return the logits (X, K, D) of the devices for each unit.
@@ -183,38 +186,27 @@ class ConstructivePolicy(OneShotPolicy):
             placed: (X, K, D, C) what each device sums up over the units that it has.
             near: (X, K, D, N) what the unit exchanges with each device.
         """
-        devices, own = placed.shape[2], units.added[:, None]
-        count, load, after = placed[..., COUNT], placed[..., LOAD], placed[..., LOAD] + own[..., LOAD]
-        memory = placed[..., MEMORY:PROFILE]
-        profile, mine = (x[..., PROFILE:EMBEDDING].unflatten(-1, (2, SLOTS)) for x in (placed, own))
-        overlap = (profile * mine).sum(-1) * 4 / mine.sum(-1).clamp(min=1e-9)  # (X, K, D, 2)
+        count, load = placed[..., COUNT], placed[..., LOAD]
+        sums = placed[..., :PROFILE] + units.added[:, None, :, :PROFILE]  # with this unit
+        after, memory = sums[..., LOAD], sums[..., MEMORY:].cumsum(-1)  # what is resident; and with all tensors made
+        overlap = placed[..., PROFILE:EMBEDDING] @ units.slots[:, None]  # (X, K, D, 2)
         inward, outward = near[..., 0], near[..., 1]
-        cost = inward @ units.links + outward @ units.links.transpose(-1, -2)
-        exchanged = units.exchanged[:, None].clamp(min=1e-9)
-        share, log_cost = (inward + outward) / exchanged, fine_log(cost)
-        features = [
-            devices * load,
-            devices * after,
-            devices * above_least(after),
-            devices * torch.relu(after - load.amax(-1, keepdim=True)),
-            devices * (load - load.mean(-1, keepdim=True)),
-            (devices * load).mean(-1, keepdim=True).expand_as(load),
-            (count == 0).to(load.dtype),
-            fine_log(inward),
-            fine_log(outward),
-            share,
-            share.sum(-1, keepdim=True).expand_as(share),
-            cost,
-            above_least(cost),
-            log_cost,
-            above_least(log_cost),
+        cost = inward @ units.links + outward @ units.links.mT
+        logs = torch.asinh(torch.stack([inward, outward, cost], -1)) / 7
+        loads = [
+            after,
+            above_least(after),
+            torch.relu(after - load.amax(-1, keepdim=True)),
+            load - load.mean(-1, keepdim=True),
+            count.clamp(max=1),
+            (inward + outward) / units.exchanged.clamp(min=1e-6),
+            above_least(logs[..., 2]),
         ]
-        pairs = torch.cat(
-            [torch.stack(features, -1), overlap, overlap - overlap.amin(2, keepdim=True), memory,
-             torch.relu(memory + own[..., MEMORY:PROFILE] - 1).sum(-1, keepdim=True)], -1
-        )  # fmt: skip
+        pairs = [torch.stack(loads, -1), logs, overlap, overlap - overlap.amin(2, keepdim=True), memory, memory > 1]
         mean = placed[..., EMBEDDING:] / count.clamp(min=1)[..., None]
-        logits: Tensor = self.head(units.known[:, None] + mean + near[..., 2:] + self.pair(pairs))[..., 0]
+        logits: Tensor = self.head(units.known[:, None] + mean + near[..., 2:] + self.pair(torch.cat(pairs, -1)))[
+            ..., 0
+        ]
         return logits
 
 

@@ -169,8 +169,8 @@ def _profile(problem: PlacementProblem, unit: np.ndarray, count: int) -> np.ndar
     profile = np.zeros((count, 2, SLOTS))
     for way, start_us in enumerate((earliest, span - left)):
         slot = np.minimum((start_us / span * SLOTS).astype(np.int64), SLOTS - 1)
-        np.add.at(profile, (unit, way, slot), time / max(time.sum(), 1e-12))
-    return profile
+        profile[:, way] = np.bincount(unit * SLOTS + slot, time, count * SLOTS).reshape(count, SLOTS)
+    return profile / max(time.sum(), 1e-12)
 
 
 @lru_cache(maxsize=4096)
