@@ -246,7 +246,9 @@ ONE_SHOT_LEARNING = {
     "seq2seq": OneShotLearningConfig(entropy=0.005),
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(entropy=0.05),
-    "constructive": OneShotLearningConfig(algorithm="reinforce", lr=1.5e-3, reward="log", by_graph=True, entropy=0.02),
+    "constructive": OneShotLearningConfig(
+        algorithm="reinforce", lr=2e-3, graphs=8, samples=8, reward="log", by_graph=True, entropy=0.02
+    ),
     "mlp": OneShotLearningConfig(entropy=0.05),
 }
 """Name of a one-shot placer -> how it learns by default."""
