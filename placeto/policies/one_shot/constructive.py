@@ -204,9 +204,8 @@ class ConstructivePolicy(OneShotPolicy):
         ]
         pairs = [torch.stack(loads, -1), logs, overlap, overlap - overlap.amin(2, keepdim=True), memory, memory > 1]
         mean = placed[..., EMBEDDING:] / count.clamp(min=1)[..., None]
-        logits: Tensor = self.head(units.known[:, None] + mean + near[..., 2:] + self.pair(torch.cat(pairs, -1)))[
-            ..., 0
-        ]
+        hidden = torch.relu(units.known[:, None] + mean + near[..., 2:] + self.pair(torch.cat(pairs, -1)))
+        logits: Tensor = self.head(torch.relu(self.middle(hidden)))[..., 0]
         return logits
 
 
