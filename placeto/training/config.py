@@ -247,7 +247,7 @@ ONE_SHOT_LEARNING = {
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(entropy=0.05),
     "constructive": OneShotLearningConfig(
-        algorithm="reinforce", lr=2e-3, graphs=8, samples=8, reward="log", by_graph=True, entropy=0.02
+        algorithm="reinforce", lr=2e-3, graphs=8, samples=8, reward="log", by_graph=True, entropy=0.02, average=0.9
     ),
     "mlp": OneShotLearningConfig(entropy=0.05),
 }
