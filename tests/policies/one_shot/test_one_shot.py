@@ -209,6 +209,7 @@ def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
     placer, toy = SamplingPlacer(policy), problem()
     alone = placer(toy)
     assert (alone.simulations, alone.makespan_us) == (1, simulate(toy, alone.placement).makespan_us)
+    assert np.array_equal(placer(toy, simulations=0).placement, alone.placement)
     for budget in (1, 8, 100):
         result = placer(toy, simulations=budget, seed=1)
         assert result.simulations <= budget
