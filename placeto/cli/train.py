@@ -209,6 +209,8 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
     kept, controls = numbers["hparam/validation"], {"before training": "untrained", "random decisions": "random"}
     beside = {name: numbers.get(f"validation/{tag}_{judged}") for name, tag in controls.items()}
     shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
+    if "validation/heuristic" in numbers:
+        shown += f"; best cheap heuristic {numbers['validation/heuristic']:.4f}"
     if not shown:  # nothing was validated: a run was resumed that had ended
         note("nothing was trained: the run had reached its limit before; to go on, give a higher one")
         return
