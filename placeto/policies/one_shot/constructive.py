@@ -146,25 +146,17 @@ class ConstructivePolicy(OneShotPolicy):
 
     def describe(self, graph: OneShotInput) -> tuple[Units, Arcs]:
         """Embed the units of a graph, and return what decisions read of them and of the arcs."""
-        devices, mean_time = graph.num_devices, graph.time.mean(1, keepdim=True)
-        source, target = graph.edges
-        sent, received = (torch.zeros_like(mean_time[:, 0]).index_add_(0, end, graph.transfer) for end in graph.edges)
-        transfers = torch.stack([sent, received], 1)
-        share = graph.work * devices
-        features = [
-            graph.features,
-            share[:, None],
-            transfers,
-            fine_log(transfers),
-            graph.memory.mean(1).sum(-1)[:, None],
-        ]
-        x = self.encoder(torch.cat([*features, 4 * devices * graph.profile.flatten(1)], -1))
+        devices, (source, target) = graph.num_devices, graph.edges
+        transfers = torch.stack(
+            [torch.zeros_like(graph.work).index_add_(0, end, graph.transfer) for end in graph.edges], 1
+        )
+        x = self.encoder(unit_features(graph, transfers))
         arc_features = torch.stack([graph.transfer, fine_log(graph.transfer)], -1)
         for messages in self.rounds:
             x = messages(x, graph.edges, arc_features)
         x = self.norm(x)
         load, position = devices * graph.time, torch.linspace(0, 1, len(x), device=x.device)[:, None]
-        speed = graph.time / mean_time.clamp(min=1e-9) - 1
+        speed = graph.time / graph.time.mean(1, keepdim=True).clamp(min=1e-9) - 1
         pairs = torch.stack([load, fine_log(graph.time), speed, position.expand_as(load)], -1)
         known = self.unit(x)[:, None] + self.known(torch.cat([pairs, graph.device.expand(len(x), -1, -1)], -1))
         moved = torch.cat([graph.profile.flatten(1), self.resident(x)], -1)[:, None].expand(-1, devices, -1)
@@ -207,6 +199,13 @@ class ConstructivePolicy(OneShotPolicy):
         hidden = torch.relu(units.known[:, None] + mean + near[..., 2:] + self.pair(torch.cat(pairs, -1)))
         logits: Tensor = self.head(torch.relu(self.middle(hidden)))[..., 0]
         return logits
+
+
+def unit_features(graph: OneShotInput, transfers: Tensor) -> Tensor:
+    """Return the features (U, `STATIC`) of units, from the times (U, 2) of all transfers from and to each of them."""
+    devices, memory = graph.num_devices, graph.memory.mean(1).sum(-1, keepdim=True)
+    share, profile = devices * graph.work[:, None], 4 * devices * graph.profile.flatten(1)
+    return torch.cat([graph.features, share, transfers, fine_log(transfers), memory, profile], -1)
 
 
 def heard(unit: Tensor, device: Tensor, carried: Tensor, shape: tuple[int, int]) -> Tensor:
