@@ -59,9 +59,7 @@ class OneShotInput:
     transfer: Tensor  # (M,) float32, time of each arc's tensors over the mean link, in the same unit
     links: Tensor  # (D, D) float32, time of a tensor of the mean size over each link, relative to the mean; 0 within
     memory: Tensor  # (U, D, 2) float32, share of each device's memory for what is resident, and for the tensors made
-    profile: (
-        Tensor  # (U, 2, S) float32, share of the graph's time in each slot if ops start as early, as late as can be
-    )
+    profile: Tensor  # (U, 2, S) float32, share of all time in each slot if ops start as early, and as late, as they can
 
     @property
     def num_units(self) -> int:
@@ -160,8 +158,7 @@ def _profile(problem: PlacementProblem, unit: np.ndarray, count: int) -> np.ndar
     graph, time = problem.graph, problem.op_time.mean(1)
     left = longest_path(graph, time, time)  # from each op's start
     span = max(left.max(), 1e-12)
-    earliest = np.zeros(graph.num_ops)
-    end = earliest.tolist()
+    earliest, end = np.zeros(graph.num_ops), [0.0] * graph.num_ops
     first, sources, times = graph.input_ptr.tolist(), graph.edge_src.tolist(), time.tolist()
     for op in graph.topological_order.tolist():
         start = max((end[source] for source in sources[first[op] : first[op + 1]]), default=0.0)
