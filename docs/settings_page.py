@@ -16,7 +16,7 @@ from placeto.problem.checks import adapter, record_of
 from placeto.training.config import RunConfig, default_config
 
 PAGE = Path(__file__).with_name("settings.md")
-PLACERS = "placeto", "placeto-paper", "seq2seq", "grouper", "gdp", "mlp"
+PLACERS = "placeto", "placeto-paper", "seq2seq", "grouper", "gdp", "constructive", "mlp"
 _SHOWN = 1e6  # limits below it are shown
 _HEAD = """# Settings of a training run
 

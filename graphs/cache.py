@@ -36,12 +36,12 @@ def location(module: str, content: str) -> Path:
     again.
 
     Args:
-        module: name of the imported module that builds the model.
+        module: name of the module that builds the model.
         content: a text that differs between all graphs of the module.
     """
     import torch
 
-    for name in _CAPTURE:
+    for name in (*_CAPTURE, module):
         import_module(name)
     digest = sha256(f"{torch.__version__}\n{_source_hash(module)}\n{content}".encode()).hexdigest()
     return directory() / f"{module.rpartition('.')[2]}-{digest[:24]}.zip"

@@ -29,6 +29,7 @@ class ModelFamily:
     description: str  # one sentence
     step: Callable[[Any], TrainingStep]  # makes the training step of a network, on the default device
     networks: Mapping[str, tuple[Any, ...]]  # split -> sizes of its networks, which are frozen dataclasses
+    endless: tuple[str, ...] = ()  # no split has more graphs
 
     @property
     def splits(self) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ def _drawn_by(module: str) -> Callable[[np.random.Generator], TrainingStep]:
         step: TrainingStep = import_module(f"graphs.{module}").sample(rng)
         return step
 
+    sample.__module__ = f"graphs.{module}"  # whose source decides whether a graph in the cache is still the same
     return sample
 
 

@@ -34,6 +34,7 @@ LEARNED = {
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
+    "constructive": "A graph neural network reads the graph; groups then get devices in turn; needs a checkpoint.",
     "mlp": "A control: one small network places each group by its own features, without graph; needs a checkpoint.",
 }
 
@@ -322,13 +323,15 @@ def _graph(family: str, split: str, index: int) -> ComputationGraph:
 def load_split(family: str, split: str, count: int | None = None) -> dict[str, ComputationGraph]:
     """Return the graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
 
+    `count` may be larger than the split if the family has the split among its `endless` ones.
+
     Raises:
         PlacerError: there is no such family or split, it has no graphs, or `count` isn't from 1 to their number.
     """
     size = split_size(family, split)
     if size == 0:
         raise PlacerError(f"{family}:{split} has no graphs: take another split, or give other graphs")
-    if count is not None and not 1 <= count <= size:
+    if count is not None and not (1 <= count <= size or (count > size and is_endless(family, split))):
         raise PlacerError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
     return {f"{family}:{split}:{i}": _graph(family, split, i) for i in range(size if count is None else count)}
 
@@ -345,6 +348,11 @@ def split_size(family: str, split: str) -> int:
     return splits[split]
 
 
+def is_endless(family: str, split: str) -> bool:
+    """Whether a split has more graphs than `split_size` says: the family draws as many as are asked for."""
+    return split in getattr(load_family(family), "endless", ())
+
+
 def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
     """Return the name to show for a graph, and the graph, which is given as a file or as ``family:split:index``.
 
@@ -357,7 +365,7 @@ def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
         return argument, _load_file(argument)
     family, split, index = parts
     size = split_size(family, split)
-    if not (index.isascii() and index.isdigit() and int(index) < size):
+    if not (index.isascii() and index.isdigit() and (int(index) < size or is_endless(family, split))):
         valid = f"index must be 0 to {size - 1}, not {index!r}" if size else f"the split {split!r} has no graphs"
         raise PlacerError(f"graph {argument!r}: {valid}")
     return argument, _graph(family, split, int(index))

@@ -55,7 +55,7 @@ def test_families_use_capture_and_problems_only() -> None:
 
 
 def test_policies_do_not_import_one_another() -> None:
-    names = {f"placeto.policies.one_shot.{name}" for name in ("gdp", "grouper", "mlp", "seq2seq")}
+    names = {f"placeto.policies.one_shot.{name}" for name in ("constructive", "gdp", "grouper", "mlp", "seq2seq")}
     for name in names:
         assert not GRAPH[name] & names - {name}
 

@@ -53,6 +53,9 @@ class Arguments:
     capture"""
     family: opt.OptionalText = None
     """graph family to train on, from `placeto list families`"""
+    train_graphs: opt.OptionalCount = None
+    """how many graphs of --family to train on; those after its train split are drawn and captured when they are first
+    needed, in a second or more each. By default, all of the train split"""
     validation_graphs: Annotated[tuple[str, ...], arg(metavar="GRAPH ...")] = ()
     """validation graphs in addition to those of --family, named as GRAPH is"""
     checkpoint: opt.OptionalPath = None
@@ -111,6 +114,8 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
+    if arguments.family is None:
+        opt.refuse(arguments, ("train_graphs",), "is for the graphs of a --family; leave it out, or give one")
     if not any(map(is_factory, (*arguments.graphs, *arguments.validation_graphs))):
         opt.refuse(arguments, ("settings",), "is for factories, and no GRAPH is one; leave it out")
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
@@ -135,7 +140,8 @@ def _train(
     single = family is None and not arguments.validation_graphs
 
     def problems_of(split: str, names: Sequence[str]) -> dict[str, PlacementProblem]:
-        graphs = _graphs(family, split, names, arguments.settings)
+        count = arguments.train_graphs if split == "train" else None
+        graphs = _graphs(family, split, names, arguments.settings, count)
         return {name: PlacementProblem(graph, cluster, costs) for name, graph in graphs.items()}
 
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
@@ -203,6 +209,8 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
     kept, controls = numbers["hparam/validation"], {"before training": "untrained", "random decisions": "random"}
     beside = {name: numbers.get(f"validation/{tag}_{judged}") for name, tag in controls.items()}
     shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
+    if "validation/heuristic" in numbers:
+        shown += f"; best cheap heuristic {numbers['validation/heuristic']:.4f}"
     if not shown:  # nothing was validated: a run was resumed that had ended
         note("nothing was trained: the run had reached its limit before; to go on, give a higher one")
         return
@@ -237,14 +245,17 @@ def _value(arguments: Sequence[str], option: str) -> str | None:
 
 
 def _graphs(
-    family: str | None, split: str, names: Sequence[str], settings: tuple[str, ...]
+    family: str | None, split: str, names: Sequence[str], settings: tuple[str, ...], count: int | None
 ) -> dict[str, ComputationGraph]:
-    """Return the graphs of a split of a family, if one is given, and the named ones; the settings are for factories."""
+    """Return the first `count` graphs of a split of a family, if one is given, and the named ones.
+
+    If `count` is None, they are all graphs of the split. The settings are for factories.
+    """
     there = family is not None and load_family(family).splits.get(split, 0) > 0
     if family is not None and not there and not names:
         instead = "GRAPHs to train on" if split == "train" else "--validation-graphs"
         raise UsageError(f"--family {family}: has no graphs in its split {split!r}; give {instead}")
-    graphs = load_split(family, split) if family is not None and there else {}
+    graphs = load_split(family, split, count) if family is not None and there else {}
     for argument in names:
         name, graph, _ = find_graph(argument, opt.CaptureOptions(settings=settings if is_factory(argument) else ()))
         graphs[name] = graph

@@ -55,6 +55,7 @@ POLICIES = {
     "seq2seq": PolicyEntry("one-shot", "one_shot.seq2seq", "Seq2Seq", _SAMPLING),
     "grouper": PolicyEntry("one-shot", "one_shot.grouper", "Grouper", _SAMPLING),
     "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),
+    "constructive": PolicyEntry("one-shot", "one_shot.constructive", "Constructive", _SAMPLING),
     "mlp": PolicyEntry("one-shot", "one_shot.mlp", "Mlp", _SAMPLING),
 }
 """Name of a learned placer -> its policy. `placeto.placers.LEARNED` has its sentence for `placeto list placers`."""

@@ -11,6 +11,7 @@ from placeto.errors import TrainingError
 from placeto.plumbing.ranges import Count, Limit, Share, Temperature, Weight, within
 from placeto.policies.external import ExternalPolicy, find_policy, policy_names
 from placeto.policies.guided_search import GuidedConfig
+from placeto.policies.one_shot.constructive import ConstructiveConfig
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.one_shot.mlp import MlpConfig
@@ -19,7 +20,7 @@ from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.settings import check_device, check_settings
 
-OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
+OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | ConstructiveConfig | MlpConfig
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ class OneShotLearningConfig:
     """Decay of the moving baseline, per round of the graph."""
     normalise: bool = True
     """Whether advantages are divided by their standard deviation."""
+    by_graph: bool = False
+    """Whether it is that of the samples of the same graph, in place of that of all samples of the iteration."""
     clip: Annotated[float, within(0.0, 1e3)] = 0.2
     """Clipping range of PPO's ratio."""
     epochs: Count = 2
@@ -243,6 +246,9 @@ ONE_SHOT_LEARNING = {
     "seq2seq": OneShotLearningConfig(entropy=0.005),
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(entropy=0.05),
+    "constructive": OneShotLearningConfig(
+        algorithm="reinforce", lr=2e-3, graphs=8, samples=8, reward="log", by_graph=True, entropy=0.02, average=0.9
+    ),
     "mlp": OneShotLearningConfig(entropy=0.05),
 }
 """Name of a one-shot placer -> how it learns by default."""

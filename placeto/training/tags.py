@@ -28,6 +28,8 @@ TAGS: Mapping[str, str] = {
     "validation/random_end": "Control: `validation/end` of decisions that are uniformly random, from the same start.",
     "validation/random_best_met": "Control: `validation/best_met` of decisions that are uniformly random, from the "
     "same start.",
+    "validation/heuristic": "Control: makespan of the best cheap heuristic, divided by that of the best single device: "
+    "the mean over the validation graphs.",
     "schedule/validation": "Schedule of the best placement met of the first validation graph, whenever "
     "`validation/kept` falls: a picture, with times in microseconds.",
     "reward/mean": "Reward, of a move, or of a one-shot policy's placement: the mean over the iteration.",

@@ -146,6 +146,8 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     with Curves(config.out if ranks.first else None, by_placements=True, resumed=at) as curves, StopRequest() as stop:
         if not resume:
             curves.explain()
+            names = "end", "best_met"  # of the network before training, so that the curves show all that it learns
+            curves.numbers({f"validation/{at}": state.controls[f"validation/untrained_{at}"] for at in names}, 0)
         over = _over(config, state)
         while not ranks.any(bool(stop.number)) and not over:
             done = min(_share_done(config, state), _NOT_OVER)

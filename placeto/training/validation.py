@@ -1,6 +1,6 @@
-"""Validation of a policy in training on the validation problems, and the same for two controls.
+"""Validation of a policy in training on the validation problems, and the same for three controls.
 
-The controls are the policy before training, and uniformly random decisions.
+The controls are the policy before training, uniformly random decisions, and the best cheap heuristic of each problem.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
 
 
 def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, float]:
-    """Validate the policy before training, and uniformly random decisions; return the numbers to log, by tag."""
+    """Validate the policy before training, random decisions and heuristics; return the numbers to log, by tag."""
 
     def judged() -> dict[str, float]:
         untrained, (end, best_met) = learner.validate(state), learner.validate_random()
@@ -53,6 +53,7 @@ def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, flo
             "untrained_best_met": untrained.best_met,
             "random_end": end,
             "random_best_met": best_met,
+            "heuristic": untrained.best_met / untrained.to_heuristic,
         }
         return {f"validation/{name}": float(values.mean()) for name, values in means.items()}
 

@@ -217,6 +217,8 @@ MISTAKES = [
     (f"{TRAIN} --learning.lr nan", "learning.lr must be a finite number, not nan"),
     (f"{TRAIN} --threads {10**9}", "threads must be <= 1024, not 1000000000"),
     (f"{TRAIN} --set depth=3", "--set is for factories, and no GRAPH is one; leave it out"),
+    (f"{TRAIN} --train-graphs 3", "--train-graphs is for the graphs of a --family; leave it out, or give one"),
+    (f"train {ON} --family cifar10 --out run --train-graphs 0", "--train-graphs"),
     (f"{TRAIN} --devices cpu:0", "--devices is for --reward measured"),
     ("train net.py:net --out run --reward measured", "give --devices of this machine"),
     (f"train net.py:net --out run --reward measured {LOCAL}", "add --learning.reinforcement 1"),

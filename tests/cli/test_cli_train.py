@@ -124,6 +124,7 @@ def test_the_end_of_a_training_shows_the_controls(tmp_path: Path, capsys: pytest
     assert line.startswith(
         f"validation   {kept} of the best single device; before training {untrained}; random decisions "
     )
+    assert "; best cheap heuristic 0." in line
     assert kept == untrained
     assert "note: in validation the policy is no better than before training" in captured.err
     assert run("train", *graphs, "--cluster", "2xv100", "--iterations", "1", *still, "--resume") == 0

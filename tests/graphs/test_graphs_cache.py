@@ -14,6 +14,7 @@ from graphs.capture_progress import capture_with_progress
 from graphs.family import Family
 from graphs.models import ModelFamily
 from graphs.training_step import TrainingStep
+from placeto.errors import PlacerError
 from placeto.placers import families, load_family, load_split, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -192,7 +193,27 @@ def test_a_drawn_family_is_captured_once(folder: Path) -> None:
     assert graphs[0].hash == graphs[2].hash != graphs[1].hash
     assert graphs[2].hash == family.capture("train", 0).hash
     with pytest.raises(ValueError, match="drawn:train has graphs 0 to 1"):
-        family.load("train", 2)
+        replace(family, endless=()).load("train", 2)
+
+
+def test_training_graphs_have_no_end_and_are_never_those_of_other_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four models, of which the test split has one or two."""
+
+    def sample(rng: np.random.Generator) -> TrainingStep:
+        width = int(rng.integers(1, 5))
+        return TrainingStep(torch.nn.Linear(width, 2), (torch.empty(1, width),), (), lambda y: y.sum())
+
+    family = Family("few", "one layer", sample, splits={"train": 1, "test": 2})
+    monkeypatch.setitem(families(), "few", (None, {"few": family}))
+    test = {graph.likeness for graph in load_split("few", "test").values()}
+    train = load_split("few", "train", 12)
+    assert list(train) == [graph.name for graph in train.values()] == [f"few:train:{i}" for i in range(12)]
+    drawn = [graph.likeness for graph in list(train.values())[1:]]
+    assert not test & set(drawn)
+    assert len(set(drawn)) == 4 - len(test)
+    assert resolve_graph("few:train:11")[1].hash == train["few:train:11"].hash
+    with pytest.raises(PlacerError, match="few:test has 2 graphs: 1 to 2 can be taken, not 3"):
+        load_split("few", "test", 3)
 
 
 def test_a_family_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

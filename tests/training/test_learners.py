@@ -124,7 +124,7 @@ def test_placements_that_fail_get_the_failing_signal_then_teach_nothing():
         assert not advantages_of(relative, replace(config, baseline=baseline), [0], {}, none, none).advantage.any()
 
 
-@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp", "mlp"])
+@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp", "constructive", "mlp"])
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, algorithm):
     entry = POLICIES[placer]

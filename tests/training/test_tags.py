@@ -44,6 +44,8 @@ def test_each_learned_placer_writes_the_same_tags_against_iterations_and_placeme
     for each, group in ((events, ""), (by_placements, OF_PLACEMENTS)):
         each.Reload()
         assert {tag for tag in each.Tags()["scalars"] if not tag.startswith("hparam/")} == {group + t for t in expected}
+    first = events.Scalars("validation/end")[0]
+    assert (first.step, first.value) == (0, events.Scalars("validation/untrained_end")[0].value)
     simulated = events.Scalars("placements/simulated")
     assert [event.step for event in simulated] == [1, 2]
     assert [event.step for event in by_placements.Scalars(f"{OF_PLACEMENTS}train/learning_rate")] == [

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from placeto.policies.placeto import PlacetoConfig
 from placeto.simulator.schedule import simulate
@@ -66,6 +67,7 @@ def test_controls_are_of_the_network_before_training(tmp_path):
     found = controls(learner, state, ALONE)
     assert found["validation/untrained_end"] == before.end.mean()
     assert found["validation/untrained_best_met"] == before.best_met.mean()
+    assert found["validation/heuristic"] == pytest.approx(learner.held_out.heuristic.mean())
     first = next(iter(learner.validation.values()))
     np.testing.assert_allclose(
         simulate(first, before.placement).makespan_us / first.single_device_us, before.best_met[0]

@@ -26,6 +26,11 @@ from placeto.training.without_effect import REINFORCED, SUPERVISED, without_effe
         ),
         ("gdp", {"quantile": 0.5}, ["learning.quantile: has no effect, because learning.baseline is samples, not q"]),
         ("gdp", {"baseline": "moving", "decay": 0.5}, []),
+        (
+            "gdp",
+            {"normalise": False, "by_graph": True},
+            ["learning.by_graph: has no effect, because learning.normalise is off"],
+        ),
         ("gdp", {"soften": 2.0}, ["learning.soften: has no effect, because the training doesn't begin with a check"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Policies that place a whole graph at once: ColocRL's sequence to sequence, grouper and placer, GDP; and a control.
+"""Policies that place a whole graph without a simulation: those of three papers, a constructive one, and a control.
 
 Input: a graph as units with features (`inputs`). Output: sampled placements with their log-probabilities. The table of
 all policies is `placeto.policies.POLICIES`.

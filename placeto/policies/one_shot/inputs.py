@@ -3,7 +3,7 @@
 A *unit* is what gets one device: an op, a co-located set of ops, a stretch of the topological order, or a group of
 `placeto.problem.grouping`.
 
-Legend: N ops, U units, M arcs between units, D devices, T buckets of op types.
+Legend: N ops, U units, M arcs between units, D devices, T buckets of op types, S slots of time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.grouping import group_ops
@@ -37,6 +38,7 @@ UNIT_FEATURES = (
 (`tail`). The last ones are the unit's number modulo 2, 4 and 8 as an angle. By these a policy can tell units with
 otherwise equal features apart, and can place them on devices in turn."""
 DEVICE_FEATURES = ("speed", "memory", "bandwidth")
+SLOTS = 16  # equal parts of the time of the longest path, without transfers
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,11 @@ class OneShotInput:
     work: Tensor  # (U,) float32, share of the graph's time, a mean over devices
     pair: Tensor  # (U, D) float32, logarithm of (time on each device / mean over devices), in -5..5
     device: Tensor  # (D, len(DEVICE_FEATURES)) float32
+    time: Tensor  # (U, D) float32, time of each unit on each device; the best single device takes 1 for all units
+    transfer: Tensor  # (M,) float32, time of each arc's tensors over the mean link, in the same unit
+    links: Tensor  # (D, D) float32, time of a tensor of the mean size over each link, relative to the mean; 0 within
+    memory: Tensor  # (U, D, 2) float32, share of each device's memory for what is resident, and for the tensors made
+    profile: Tensor  # (U, 2, S) float32, share of all time in each slot if ops start as early, and as late, as they can
 
     @property
     def num_units(self) -> int:
@@ -84,7 +91,7 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     def total(per_op: np.ndarray) -> np.ndarray:
         return np.bincount(unit, per_op, count)
 
-    src, dst, size = _arcs(graph, unit)
+    src, dst, size, tensors = _arcs(graph, unit)
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     bandwidth = np.where(apart, cluster.bandwidth, np.nan)
     mean_rate = float(np.nanmean(bandwidth)) if apart.any() else 1.0  # bytes/us
@@ -93,6 +100,10 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     mean_time = time.mean(1)
     tail = np.zeros(count)
     np.maximum.at(tail, unit, problem.arrays.tail_us)
+    latency_us = cluster.latency_us[apart].mean() if apart.any() else 0.0
+    inverse_rate = (1.0 / cluster.bandwidth[apart]).mean() if apart.any() else 0.0
+    mean_size = size.sum() / max(tensors.sum(), 1)
+    links = np.where(apart, cluster.latency_us + mean_size / np.where(apart, cluster.bandwidth, 1.0), 0.0)  # (D, D)
     leaving = np.bincount(src, size, count)
     producers, shares = _producers(src, dst, size, count)
     columns = {
@@ -112,6 +123,10 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
         columns[name] = np.cos(2 * np.pi * np.arange(count) / turn)
     for name, turn in (("sin4", 4), ("sin8", 8)):
         columns[name] = np.sin(2 * np.pi * np.arange(count) / turn)
+    single_us = max(problem.single_device_us, 1e-12)
+    busy = np.stack([total(problem.busy_us[:, d]) for d in range(problem.num_devices)], 1)
+    made = np.bincount(unit[graph.producer], problem.live_bytes, count)
+    need = np.stack([total(problem.resident_bytes), made], 1)  # (U, 2)
     relative = np.log(np.maximum(time, 1e-9) / np.maximum(mean_time, 1e-9)[:, None]).clip(-5, 5)
     work = np.maximum(problem.op_time.sum(0), 1e-12)
     devices = {
@@ -127,10 +142,32 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
         edges=torch.from_numpy(np.stack([src, dst])),
         producers=torch.from_numpy(producers),
         shares=torch.from_numpy(shares),
-        work=torch.from_numpy((mean_time / max(mean_time.sum(), 1e-12)).astype(np.float32)),
-        pair=torch.from_numpy(relative.astype(np.float32)),
+        work=_floats(mean_time / max(mean_time.sum(), 1e-12)),
+        pair=_floats(relative),
         device=_table(devices, DEVICE_FEATURES),
+        time=_floats(busy / single_us),
+        transfer=_floats((size * inverse_rate + tensors * latency_us) / single_us),
+        links=_floats(links / max(links[apart].mean(), 1e-12) if apart.any() else links),
+        memory=_floats(need[:, None] / np.maximum(cluster.memory, 1)[:, None]),
+        profile=_floats(_profile(problem, unit, count)),
     )
+
+
+def _profile(problem: PlacementProblem, unit: np.ndarray, count: int) -> np.ndarray:
+    """Return (U, 2, S) the share of the graph's time in each slot, if ops start as early, or as late, as they can."""
+    graph, time = problem.graph, problem.op_time.mean(1)
+    left = longest_path(graph, time, time)  # from each op's start
+    span = max(left.max(), 1e-12)
+    earliest, end = np.zeros(graph.num_ops), [0.0] * graph.num_ops
+    first, sources, times = graph.input_ptr.tolist(), graph.edge_src.tolist(), time.tolist()
+    for op in graph.topological_order.tolist():
+        start = max((end[source] for source in sources[first[op] : first[op + 1]]), default=0.0)
+        earliest[op], end[op] = start, start + times[op]
+    profile = np.zeros((count, 2, SLOTS))
+    for way, start_us in enumerate((earliest, span - left)):
+        slot = np.minimum((start_us / span * SLOTS).astype(np.int64), SLOTS - 1)
+        profile[:, way] = np.bincount(unit * SLOTS + slot, time, count * SLOTS).reshape(count, SLOTS)
+    return profile / max(time.sum(), 1e-12)
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +196,7 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
             return groups.group
     unit = _merge(np.arange(graph.num_ops), *_held_together(problem))
     while kind == "paper":
-        src, dst, _ = _arcs(graph, unit)
+        src, dst, _, _ = _arcs(graph, unit)
         only = np.bincount(src)[src] == 1
         if not only.any():
             break
@@ -203,8 +240,8 @@ def _merge(unit: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return connected_components(links, directed=False)[1].astype(np.int64)[unit]
 
 
-def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the arcs between different units, each once: sources (M,), targets (M,) and bytes (M,).
+def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the arcs between different units, each once: sources (M,), targets (M,), bytes (M,) and tensors (M,).
 
     A tensor that an arc's target reads several times counts once.
     """
@@ -212,10 +249,11 @@ def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.nda
     crossing = src != dst
     tensors = np.unique(np.stack([src[crossing], dst[crossing], graph.edge_tensor[crossing]]), axis=1)
     if not tensors.shape[1]:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
     new = np.concatenate([[True], (np.diff(tensors[:2], axis=1) != 0).any(0)])
-    size = np.bincount(np.cumsum(new) - 1, graph.output_bytes[tensors[2]])
-    return tensors[0, new], tensors[1, new], size
+    arc = np.cumsum(new) - 1
+    size, number = np.bincount(arc, graph.output_bytes[tensors[2]]), np.bincount(arc).astype(np.float64)
+    return tensors[0, new], tensors[1, new], size, number
 
 
 def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
@@ -250,5 +288,9 @@ def _producers(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -
     return table, shares / np.maximum(shares.sum(1, keepdims=True), 1e-12)
 
 
+def _floats(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(np.float32))
+
+
 def _table(columns: dict[str, np.ndarray], names: tuple[str, ...]) -> Tensor:
-    return torch.from_numpy(np.stack([columns[name] for name in names], 1).astype(np.float32))
+    return _floats(np.stack([columns[name] for name in names], 1))

@@ -33,10 +33,10 @@ class Sample:
 class OneShotPolicy(nn.Module):
     """A network that places a whole graph at once. A decision may depend on earlier decisions of the same sample."""
 
-    def __init__(self, units: UnitKind, max_devices: int) -> None:
+    def __init__(self, units: UnitKind, max_devices: float) -> None:
         super().__init__()
         self.units: UnitKind = units
-        self.max_devices = max_devices
+        self.max_devices = max_devices  # infinite if the policy doesn't tell devices by number
 
     def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Draw K = `count` placements, without gradients. If `generator` is None, each decision is the most likely one.

@@ -30,8 +30,8 @@ SHARE = 0.25  # share of the budget that goes to samples, after the heuristics a
 class SamplingPlacer(LearnedPlacer):
     """A trained one-shot policy as a placer.
 
-    Without a budget, the result is the policy's most likely placement, its zero-shot answer. This takes one simulation.
-    If the placement doesn't fit into memory, it is repaired with a few more simulations.
+    Without a budget, or with 0 simulations, the result is the policy's most likely placement, its zero-shot answer. One
+    simulation says how long it takes. If the placement doesn't fit into memory, it is repaired with a few more.
 
     With a budget, the constructive placers come first, and then the most likely placement. A quarter of what is left
     goes to samples of the policy, and the rest to annealing from the best placement met. So the result is never worse
@@ -49,7 +49,7 @@ class SamplingPlacer(LearnedPlacer):
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()
-        if simulations is None and seconds is None:  # no groups are made here: grouping a large graph takes long
+        if simulations == 0 or simulations is seconds is None:  # no groups are made here: large graphs take long
             schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
             took, span = time.perf_counter() - began, schedule.makespan_us
             if schedule.fits:
@@ -90,4 +90,5 @@ def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> Sam
         RuntimeError: the parameters aren't those of the policy.
     """
     policy.load_state_dict(checkpoint["best_parameters"])
-    return SamplingPlacer(policy, checkpoint["placer"], trained_devices(checkpoint))
+    most = min(policy.max_devices, trained_devices(checkpoint)) if math.isfinite(policy.max_devices) else math.inf
+    return SamplingPlacer(policy, checkpoint["placer"], most)

@@ -124,7 +124,8 @@ class OneShotLearner:
         counts = fits | (learning.failures is None or state.iteration < learning.failures)
         worth = advantages(relative, fits, counts, learning, chosen.tolist(), state.history)
         advantage = worth.advantage.to(self.config.device)
-        advantage = normalise(advantage) if learning.normalise else advantage
+        if learning.normalise:
+            advantage = torch.stack(list(map(normalise, advantage))) if learning.by_graph else normalise(advantage)
         left = 1.0 - done if learning.falling else 1.0
         lr = set_learning_rate(state.optimizer, learning.lr * left)
         numbers = policy_update(

@@ -17,7 +17,7 @@ from placeto.problem.costs import ROOFLINE
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from tests.cases import problem_of, toy_problem
-from tests.toys import fork_of_chains, toy_cluster, two_cliques
+from tests.toys import fork_of_chains, toy_cluster, two_cliques, work
 
 
 def diamond() -> PlacementProblem:
@@ -105,3 +105,24 @@ def test_all_values_are_finite_and_move_together() -> None:
         value = getattr(graph, field.name)
         assert torch.isfinite(value.double()).all(), field.name
     assert np.array_equal(graph.unit.numpy(), decision_units(problem, "ops"))
+
+
+def test_what_can_be_added_up_has_units() -> None:
+    """a (10 us) feeds b (30 us) with 100 bytes; c (20 us, 1,000 bytes of parameters) is alone: 60 us on one device."""
+    ops = [
+        {"name": "a", "type": "op", **work(10.0), "outputs": [100]},
+        {"name": "b", "type": "op", **work(30.0), "outputs": [1], "inputs": [["a", 0]]},
+        {"name": "c", "type": "op", **work(20.0), "outputs": [1], "param_bytes": 1000},
+    ]
+    problem = problem_of(ops, toy_cluster(2, speeds=(1.0, 0.5), memory=10**5))
+    graph = make_input(problem, "ops")
+    time = torch.tensor([10.0, 30.0, 20.0]) / 60
+    torch.testing.assert_close(graph.time, torch.stack([time, 2 * time], 1))
+    torch.testing.assert_close(graph.transfer, torch.tensor([100.0 / 60]))
+    torch.testing.assert_close(graph.links, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    resident = torch.tensor(problem.resident_bytes.tolist(), dtype=torch.float32)
+    torch.testing.assert_close(graph.memory[:, 1], torch.stack([resident, torch.tensor([100.0, 1.0, 1.0])], 1) / 10**5)
+    expected = torch.zeros_like(graph.profile)
+    for unit, starts in enumerate([(0, 0), (4, 4), (0, 8)]):  # in sixteenths of 40 us: at the earliest, at the latest
+        expected[unit, [0, 1], starts] = time[unit]
+    torch.testing.assert_close(graph.profile, expected)

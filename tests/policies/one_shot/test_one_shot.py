@@ -1,5 +1,8 @@
 """What every one-shot policy promises, and that each learns."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +10,10 @@ import torch
 from placeto.errors import PlacerError
 from placeto.placers import load_placer
 from placeto.policies import POLICIES
+from placeto.policies.one_shot.constructive import ConstructiveConfig
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
-from placeto.policies.one_shot.inputs import OneShotInput, make_input
+from placeto.policies.one_shot.inputs import make_input
 from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.policies.one_shot.sampling import SamplingPlacer
@@ -27,6 +31,7 @@ SMALL = {
     "seq2seq": Seq2SeqConfig(units="ops", hidden=32),
     "grouper": GrouperConfig(units="ops", hidden=32, groups=8),
     "gdp": GdpConfig(units="ops", hidden=32),
+    "constructive": ConstructiveConfig(units="ops", hidden=32),
     "mlp": MlpConfig(units="ops", hidden=32),
 }
 
@@ -92,6 +97,8 @@ def test_every_parameter_learns(policy) -> None:
 
 
 def test_more_devices_than_it_knows_are_refused(policy) -> None:
+    if policy.max_devices == math.inf:
+        return
     with pytest.raises(PlacerError, match="made for 8 devices at most, the cluster has 9"):
         policy.sample(make_input(fork_of_chains(3, 1, 9), policy.units), 1, None)
 
@@ -136,7 +143,8 @@ def test_gdp_places_tens_of_thousands_of_ops_in_one_pass_with_little_memory(monk
     one = make_input(problem(seed=1), "ops")
     copies, units = 1425, one.num_units
     arcs = torch.cat([one.edges + units * c for c in range(copies)], 1)
-    large = OneShotInput(
+    large = replace(
+        one,
         unit=torch.arange(units * copies),
         op_type=one.op_type.repeat(copies),
         features=one.features.repeat(copies, 1),
@@ -146,7 +154,6 @@ def test_gdp_places_tens_of_thousands_of_ops_in_one_pass_with_little_memory(monk
         shares=one.shares.repeat(copies, 1),
         work=one.work.repeat(copies) / copies,
         pair=one.pair.repeat(copies, 1),
-        device=one.device,
     )
     torch.manual_seed(0)
     sample = GdpPolicy(GdpConfig(hidden=16, heads=2)).sample(large, 1, None)
@@ -166,6 +173,9 @@ TOYS = {"fork": (fork_of_chains(8, 2), 80.0), "cliques": (two_cliques(), 71.0), 
         ("grouper", "fork"),
         ("grouper", "cliques"),
         ("gdp", "kinds"),
+        ("constructive", "fork"),
+        ("constructive", "cliques"),
+        ("constructive", "kinds"),
         ("mlp", "kinds"),
     ],
 )
@@ -177,7 +187,7 @@ def test_learns_the_optimum_of_a_toy_op_by_op(placer, name, seed) -> None:
     itself: they can't tell equal ops or equal devices apart.
     """
     toy, optimum = TOYS[name]
-    lr, epochs = {"seq2seq": (1e-3, 4), "grouper": (1e-2, 4), "gdp": (3e-3, 2), "mlp": (3e-3, 2)}[placer]
+    lr, epochs = {"seq2seq": (1e-3, 4), "grouper": (1e-2, 4)}.get(placer, (3e-3, 2))
     recipe = OneShotLearningConfig(
         lr=lr, graphs=1, samples=128, baseline="quantile", quantile=0.95, entropy=0.1, epochs=epochs
     )
@@ -199,6 +209,7 @@ def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
     placer, toy = SamplingPlacer(policy), problem()
     alone = placer(toy)
     assert (alone.simulations, alone.makespan_us) == (1, simulate(toy, alone.placement).makespan_us)
+    assert np.array_equal(placer(toy, simulations=0).placement, alone.placement)
     for budget in (1, 8, 100):
         result = placer(toy, simulations=budget, seed=1)
         assert result.simulations <= budget

@@ -1,0 +1,205 @@
+"""How well does a policy place unseen graphs without a simulation, if it learns from rewards at the end alone?
+
+python -m experiments.constructive [--iterations 1000] [--out runs/constructive]
+
+The constructive policy is trained on training graphs of a family, drawn beyond its train split, with some seeds and
+some numbers of rounds of messages; the validation graphs choose the parameters. Then it places every test graph: by its
+most likely placement, which takes no simulation, and by the best of that and 24 samples. Beside it stand the same
+network before training, random devices, METIS, HEFT, ETF and the best cheap heuristic. Run again after an interruption:
+what is finished is kept, and what has begun goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+
+from experiments.command import command
+from experiments.harness import measure_cells, problem_of
+from experiments.paper_learning import CHEAP, RANDOMLY, UNTRAINED, rival
+from experiments.runs import Run, train_runs
+from experiments.tables import Table, machine, markdown, mean_and_spread, publish
+from placeto.placers import split_size
+from placeto.policies.one_shot.constructive import ConstructiveConfig, ConstructivePolicy
+from placeto.policies.one_shot.inputs import make_input
+from placeto.problem.grouping import group_ops
+from placeto.simulator.memory import penalised
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import OneShotTrainConfig, default_config
+
+TRAINED, RIVALS = "trained", ("metis", "heft", "etf")
+BEST = "best of 25"
+Makespans = dict[str, np.ndarray]  # who -> (S, C) makespans relative to one device, of S seeds and C graphs
+
+
+@dataclass(frozen=True)
+class ConstructiveLearningConfig:
+    """Train the constructive policy, and place unseen graphs."""
+
+    out: Path = Path("runs/constructive")
+    """folder for the training runs and the table"""
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt", "ptb")
+    """each on each cluster"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
+    """to place on"""
+    rounds: tuple[int, ...] = (3, 0)
+    """rounds of messages of the networks that are trained"""
+    graphs: int = 128
+    """training graphs"""
+    iterations: int = 1000
+    """gradient steps of each training"""
+    seeds: int = 2
+    """of training"""
+    count: int | None = None
+    """only the first so many test graphs; all if not given"""
+    processes: Annotated[int | None, tyro.conf.arg(aliases=["--workers"])] = 1
+    """how many train at once"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A family on a cluster, a number of rounds, and its training runs."""
+
+    family: str
+    cluster: str
+    rounds: int
+    runs: tuple[Run, ...]  # one a seed
+    graphs: tuple[str, ...]  # test graphs
+
+    def __str__(self) -> str:
+        return f"{self.family}, {self.cluster}, {self.rounds} rounds"
+
+
+def plan(config: ConstructiveLearningConfig) -> list[Cell]:
+    """The rows of the table."""
+    cells = []
+    for family in config.families:
+        for cluster in config.clusters:
+            for rounds in config.rounds:
+                sizes = {"train": config.graphs} | {s: split_size(family, s) for s in ("validation", "test")}
+                names = {split: [f"{family}:{split}:{i}" for i in range(size)] for split, size in sizes.items()}
+                runs = []
+                for seed in range(config.seeds):
+                    out = str(config.out / "runs" / f"{family}-{cluster}-{rounds}-{seed}")
+                    usual = default_config("constructive", out)
+                    assert isinstance(usual, OneShotTrainConfig)
+                    changed = replace(usual, iterations=config.iterations, seed=seed, validate_every=25,
+                                      policy=ConstructiveConfig(rounds=rounds))  # fmt: skip
+                    runs.append(Run(changed, cluster, tuple(names["train"]), tuple(names["validation"])))
+                cells.append(Cell(family, cluster, rounds, tuple(runs), tuple(names["test"][: config.count])))
+    return cells
+
+
+def policies(run: Run) -> dict[str, ConstructivePolicy]:
+    """The network of a run before it was trained, and after."""
+    assert isinstance(run.config, OneShotTrainConfig)
+    torch.manual_seed(run.config.seed)
+    untrained, trained = (ConstructivePolicy(run.config.policy).eval() for _ in range(2))
+    trained.load_state_dict(load_checkpoint(run.checkpoint)["best_parameters"])
+    return {UNTRAINED: untrained, TRAINED: trained}
+
+
+def makespan(graph: str, cluster: str, placement: np.ndarray) -> float:
+    """Penalised makespan of a placement of ops, relative to one device."""
+    problem = problem_of(graph, cluster)
+    schedule = simulate(problem, placement)
+    return float(penalised(schedule.makespan_us, schedule.overflow) / problem.single_device_us)
+
+
+def place(policy: ConstructivePolicy, graph: str, cluster: str) -> tuple[float, float]:
+    """Makespans of the most likely placement, and of the best of that and 24 samples."""
+    described = make_input(problem_of(graph, cluster), policy.units)
+    likely = policy.sample(described, 1, None).placement
+    samples = policy.sample(described, 24, torch.Generator().manual_seed(0)).placement
+    unit = described.unit.numpy()
+    found = [makespan(graph, cluster, row[unit]) for row in torch.cat([likely, samples]).numpy()]
+    return found[0], min(found)
+
+
+def milliseconds(policy: ConstructivePolicy, graphs: Sequence[str], cluster: str) -> float:
+    """Core milliseconds for the most likely placement of a graph, and its makespan; grouping apart."""
+    spent = 0.0
+    for graph in graphs:
+        problem = problem_of(graph, cluster)
+        group_ops(problem)  # kept
+        began = time.process_time()
+        described = make_input.__wrapped__(problem, policy.units)
+        simulate(problem, policy.sample(described, 1, None).placement[0].numpy()[described.unit.numpy()])
+        spent += time.process_time() - began
+    return 1e3 * spent / len(graphs)
+
+
+def random_devices(graph: str, cluster: str) -> float:
+    """Mean makespan of 16 placements of groups on uniformly random devices."""
+    problem, random = problem_of(graph, cluster), np.random.default_rng(0)
+    group = group_ops(problem).group
+    drawn = random.integers(problem.num_devices, size=(16, group.max() + 1))
+    return float(np.mean([makespan(graph, cluster, row[group]) for row in drawn]))
+
+
+def measure(cell: Cell) -> tuple[Makespans, float]:
+    """Of all test graphs: makespans of everyone; and the milliseconds of `milliseconds`."""
+    found: dict[str, list[list[float]]] = {}
+    for run in cell.runs:
+        for who, policy in policies(run).items():
+            placed = [place(policy, graph, cell.cluster) for graph in cell.graphs]
+            for name, values in zip((who, f"{who}, {BEST}"), zip(*placed, strict=True), strict=True):
+                found.setdefault(name, []).append(list(values))
+    for who in (*RIVALS, CHEAP):
+        found[who] = [[rival(who, graph, cell.cluster) for graph in cell.graphs]]
+    found[RANDOMLY] = [[random_devices(graph, cell.cluster) for graph in cell.graphs]]
+    return {who: np.array(rows) for who, rows in found.items()}, milliseconds(policy, cell.graphs, cell.cluster)
+
+
+def table(found: Mapping[Cell, tuple[Makespans, float]]) -> Table:
+    """A line for each family, cluster and number of rounds.
+
+    Means over graphs, ± the standard deviation of these over seeds; and by how many per cent the trained policy's most
+    likely placements are shorter, in the mean of its seeds and over graphs, ± the standard error over graphs.
+    """
+    who = [TRAINED, f"{TRAINED}, {BEST}", UNTRAINED, f"{UNTRAINED}, {BEST}", RANDOMLY, *RIVALS, CHEAP]
+    lines: list[Sequence[str]] = [["", *who, "shorter than metis, %", f"shorter than {CHEAP}, %", "core ms a graph"]]
+    for cell, (makespans, spent) in found.items():
+        means = [mean_and_spread(makespans[name].mean(1).tolist(), ".3f") for name in who]
+        shorter = [_shorter(makespans[TRAINED], makespans[name]) for name in ("metis", CHEAP)]
+        lines.append([str(cell), *means, *shorter, f"{spent:.0f}"])
+    return lines
+
+
+def _shorter(ours: np.ndarray, others: np.ndarray) -> str:
+    """By how many per cent (S, C) makespans are shorter than others', a mean of logarithms, ± its standard error."""
+    of_graphs = 100 * np.log(others.mean(0) / ours.mean(0))
+    error = of_graphs.std(ddof=1) / len(of_graphs) ** 0.5 if len(of_graphs) > 1 else np.nan
+    return f"{of_graphs.mean():.1f} ± {error:.1f}"
+
+
+def main(config: ConstructiveLearningConfig) -> None:
+    """Train, place the test graphs, print the table and write it."""
+    torch.set_num_threads(1)
+    config.out.mkdir(parents=True, exist_ok=True)
+    cells = plan(config)
+    train_runs([run for cell in cells for run in cell.runs], config.processes)
+    found = measure_cells(cells, measure, "placing test graphs")
+    minutes = [load_checkpoint(run.checkpoint)["elapsed"] / 60.0 for cell in cells for run in cell.runs]
+    ops = np.mean([problem_of(graph, cells[0].cluster).num_ops for graph in cells[0].graphs])
+    lines = [
+        f"{config.iterations:,} gradient steps on {config.graphs} graphs; {config.seeds} seeds; {len(cells[0].graphs)} "
+        f"test graphs, those of {cells[0].family} with {ops:,.0f} ops in the mean; {machine()}. Makespans relative to "
+        "one device, means over the test graphs; ± is the standard deviation over seeds, and in columns in per cent "
+        "the standard error over graphs. Core milliseconds are those of the most likely placement and its simulation, "
+        f"without grouping. A training took {min(minutes):.1f} to {max(minutes):.1f} minutes.",
+        markdown(table(found)),
+    ]
+    publish(config.out, "constructive", lines, None)
+
+
+if __name__ == "__main__":
+    command(main, ConstructiveLearningConfig, "constructive", __doc__)
