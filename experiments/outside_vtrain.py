@@ -7,9 +7,9 @@ host, in Megatron-DeepSpeed: hidden size 1,024, 16 heads, 12 to 24 layers, seque
 checkpoints of every layer. Files of other sizes beside this one are read, too. Each row is a grid of groups of tensor
 parallelism, replicas and stages, in micro-batches. Megatron's vocabulary of 51,200 words is taken; the file doesn't say
 it. All stages have equally many layers. Times of ops are those of the default cost model for the A100 with 40 GB, links
-are those of the preset `8xa100-40gb`, and collectives take the times of `collective_us`. The ops of a group are those of
-one rank, as torch shards Megatron's columns, rows and vocabulary; its collectives keep it busy, twice in each pass of a
-layer. Nothing is fitted to these rows.
+are those of the preset `8xa100-40gb`, and collectives take the times of `collective_us`. The ops of a group are those
+of one rank, as torch shards Megatron's columns, rows and vocabulary; its collectives keep it busy, twice in each pass
+of a layer. Nothing is fitted to these rows.
 
 The rows are called measured, but they are composed: those that differ in replicas alone differ by an entry of vTrain's
 table of all-reduces, to the last digit, and each further micro-batch takes the same time. So they say nothing about
@@ -18,8 +18,8 @@ overlap, and the times of a layer in them are the same in all plans.
 A group of rows has one model, batch and number of GPUs. Its regret is the time of the plan that is simulated as the
 fastest, divided by that of the fastest. One control chooses at random, and another the fastest plan without groups.
 
-What collectives, overlap and widths do is told by steps without them: at first, layers take their time on one GPU
-divided by the width, and collectives none. Then collectives hide behind the pass that they belong to, sums of gradients
+What collectives, overlap and widths do is told by steps without them. At first, layers take their time on one GPU
+divided by the width, and collectives none. Then collectives hide behind the pass of their layer, sums of gradients
 behind the last backward pass. Then nothing hides. At last, the ops of groups are their own smaller ones.
 """
 
@@ -40,11 +40,10 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
+from torch.distributed.tensor.parallel import loss_parallel
 
 from experiments.command import command
-from experiments.megatron_gpt import Gpt
+from experiments.megatron_gpt import SHARDED, Gpt
 from experiments.outside_amp import by_layer, parameter_counts
 from experiments.panels import scatter_figure
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
@@ -60,17 +59,8 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.recomputation import recomputed
 
 FILES, WORDS = "single_node_hidden_*.csv", 51_200
-SHARDED = {
-    "word": RowwiseParallel(input_layouts=Replicate()),
-    "layers.*.attention.qkv": ColwiseParallel(),
-    "layers.*.attention.output": RowwiseParallel(),
-    "layers.*.up": ColwiseParallel(),
-    "layers.*.down": RowwiseParallel(),
-    "head": ColwiseParallel(use_local_output=False),
-}
-"""Megatron's tensor parallelism: each rank has some of the heads, and of the words."""
-COUNTED = "nothing sent", "collectives", "overlap", "widths"
-"""What simulated steps know, one thing after the other."""
+KNOWN = "layers divided by the width, nothing sent", "collectives, hidden behind passes", "collectives, nothing hidden"
+"""What is simulated before groups have their own ops, one thing after the other."""
 HEAD = -1
 """Place of the last norm, the head and the loss among the layers; the embedding is layer 0."""
 LAUNCH_US = 155_000 / 3600
@@ -169,12 +159,12 @@ def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Lay
     return Layers(sums(time_us), sums(time_us * sent), parameter_counts(graph, place, 3), sums(time_us > 0))
 
 
-def counting(known: str, part: tuple[Size, int, int], cluster: Cluster) -> Layers:
-    """Layers of a group as far as one of `COUNTED`."""
+def layers_knowing(known: int, part: tuple[Size, int, int], cluster: Cluster) -> Layers:
+    """Layers of a group as one of `KNOWN` has them, and of its own ops behind these."""
     layers, (size, micro_batch, width) = layers_of(*part, cluster), part
     divided_us, sent_us = layers_of(size, micro_batch, 1, cluster).time_us / width, layers.collective_us
     us = divided_us, np.maximum(divided_us, sent_us), divided_us + sent_us, layers.time_us
-    return layers._replace(time_us=us[COUNTED.index(known)])
+    return layers._replace(time_us=us[known])
 
 
 def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
@@ -210,7 +200,7 @@ def without_overhead(cluster: Cluster) -> Cluster:
 
 
 def simulate_all(
-    rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0, known: str = COUNTED[-1]
+    rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0, known: int = len(KNOWN)
 ) -> np.ndarray:
     """(K,) milliseconds of the steps.
 
@@ -219,19 +209,19 @@ def simulate_all(
         cluster: the boards and links.
         ring: whether sums of gradients are transfers, each link with all of its bandwidth.
         launch_us: of an op; passes take as long as the host needs to launch their ops, at least.
-        known: one of `COUNTED`.
+        known: see `layers_knowing`.
     """
-    found, parts = [], {part: counting(known, part, cluster) for part in sorted({row.part for row in rows})}
+    found, parts = [], {part: layers_knowing(known, part, cluster) for part in sorted({row.part for row in rows})}
     for part, layers in parts.items():
         least = launch_us * layers.launched * [1, 1, 0]  # one op updates many parameters
         parts[part] = layers._replace(time_us=np.maximum(layers.time_us, least))
     whole = without_overhead(cluster)
     for row in rows:
         step = step_of(row, parts[row.part], cluster)
-        if known in COUNTED[:2]:
+        if known < 2:
             backward_us = row.layers / row.stages * float(parts[row.part].time_us[1, 1])
-            hidden = math.inf if known == COUNTED[0] else backward_us
-            step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden))
+            hidden_us = backward_us if known else math.inf
+            step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden_us))
         found.append(simulated(replace(step, sum_us=None) if ring else step, whole).makespan_us / 1e3)
     return np.array(found)
 
@@ -322,6 +312,25 @@ def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
     return table
 
 
+def layer_table(rows: Sequence[Row], cluster: Cluster) -> list[list[str]]:
+    """Times of a layer in both passes, as plans of one stage that differ in layers alone give them, and simulated."""
+    plans, given = defaultdict[Row, list[Row]](list), defaultdict[tuple[Size, int, int], list[float]](list)
+    for row in sorted(rows, key=lambda row: row.layers):
+        if row.stages == 1:
+            plans[row._replace(layers=0, ms=0.0)].append(row)
+    for plan, (few, *_, many) in plans.items():
+        given[plan.part].append((many.ms - few.ms) * 1e3 / (many.layers - few.layers) / plan.micro_batches)
+    head = ["width", "given us", "simulated us", "collectives", "divided by the width", "ops", "their launch us"]
+    table = [["sequences of a micro-batch", *head]]
+    for part in sorted(given):
+        layers, alone = layers_of(*part, cluster), layers_of(*part[:2], 1, cluster)
+        us = (each[1, :2].sum() for each in (layers.time_us, layers.collective_us, alone.time_us / part[2]))
+        ops = layers.launched[1, :2].sum()
+        cells = np.median(given[part]), *us, ops, LAUNCH_US * ops
+        table.append([f"{part[1]}", f"{part[2]}", *(f"{cell:.0f}" for cell in cells)])
+    return table
+
+
 def errors_of_ways(rows: Sequence[Row], ways: dict[str, np.ndarray], title: str) -> list[list[str]]:
     """A table with each way to simulate these plans, and the controls."""
     given = np.array([row.ms for row in rows])
@@ -361,7 +370,7 @@ def main(config: OutsideVtrain) -> None:
     cluster = load_cluster("8xa100-40gb")
     boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
     faster, launching = replace(cluster, devices=boards), f"a host that launches an op in {LAUNCH_US:.0f} us"
-    ways = {f"{name} counted": simulate_all(rows, cluster, known=name) for name in COUNTED[:-1]}
+    ways = {name: simulate_all(rows, cluster, known=known) for known, name in enumerate(KNOWN)}
     ways |= {
         "Placeto": (ms := simulate_all(rows, cluster)),
         "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, faster),
@@ -371,6 +380,7 @@ def main(config: OutsideVtrain) -> None:
         "one factor for each size of micro-batches and width": with_factors(rows, ms),
     }
     print(f"{markdown(errors_by_kind(rows, ms))}\n")
+    print(f"{markdown(layer_table(rows, cluster))}\n")
     alone = np.array([row.width == 1 for row in rows])
     for part, title in (np.full(len(rows), True), "all plans"), (alone, "plans without groups"):
         own = [row for row, kept in zip(rows, part, strict=True) if kept]
