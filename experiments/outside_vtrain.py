@@ -147,13 +147,18 @@ def graph_of(size: Size, micro_batch: int, width: int) -> ComputationGraph:
 
 def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Layers:
     """What the model is made of, from a captured step with one layer."""
-    graph, (groups, costs) = graph_of(size, micro_batch, width), in_groups(cluster, EFFICIENCY, width)
-    time_us = costs.op_time_us(graph, groups)[:, 0]
-    time_us += np.where(time_us > 0, groups.overhead_us[0], 0.0)
 
     def place(module: str) -> int:
         return {"layers": 1, "norm": 2, "head": 2, "loss": 2}.get(module.split(".")[0], 0)
 
+    return priced(graph_of(size, micro_batch, width), place, width, cluster)
+
+
+def priced(graph: ComputationGraph, place: Callable[[str], int], width: int, cluster: Cluster) -> Layers:
+    """Layers of a captured step of one GPU of a group; `place` says of a module to which of the three it belongs."""
+    groups, costs = in_groups(cluster, EFFICIENCY, width)
+    time_us = costs.op_time_us(graph, groups)[:, 0]
+    time_us += np.where(time_us > 0, groups.overhead_us[0], 0.0)
     sums = partial(by_layer, graph, place, 3)
     sent = np.array(["c10d" in kind for kind in graph.op_types])
     return Layers(sums(time_us), sums(time_us * sent), parameter_counts(graph, place, 3), sums(time_us > 0))
