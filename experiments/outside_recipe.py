@@ -10,14 +10,15 @@ state is divided between replicas.
 
 Layers take what a captured layer of one rank takes by the cost model, sharded as torch does it. Assumed is: matrix
 products of layers run in FP8 as near to its peak as products of 16 bits to theirs, and casts cost nothing. All else is
-in bfloat16, norms are several ops, and gradients of replicas are summed behind the last backward pass. In the second
-simulation collectives of groups cost nothing, as if the recipe's overlap hid them all. Memory is that of parameters,
-gradients, the optimizer and activations in 16 bits, on the fullest device.
+in bfloat16. Norms are LayerNorms, which are one op as Megatron's RMSNorms are. Gradients of replicas are summed behind
+the last backward pass. In the second simulation collectives of groups cost nothing, as if the recipe's overlap hid them
+all. Memory is that of parameters, gradients, the optimizer and activations in 16 bits, on the fullest device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -88,12 +89,17 @@ class Recipe(NamedTuple):
 RECIPES = Recipe(4, 4, 2, 58.8, 704.0), Recipe(4, 8, 1, 53.2, 668.0), Recipe(8, 4, 1, 50.2, 508.7)
 
 
+@cache
 def graph_of(layers: int, width: int, size: Size = SIZE, length: int = LENGTH) -> ComputationGraph:
     """A rank's step of one sequence, without the optimizer; matrix products of layers are in FP8."""
     with torch.device("meta"):
         module = Llama(replace(size, layers=layers), length)
         module.embedding = nn.Embedding(LLAMA_WORDS, size.width)
         module.output = nn.Linear(size.width, LLAMA_WORDS, bias=False)
+        for norms in (*(layer.norms for layer in module.layers), module):
+            for name, part in list(norms.named_children()):
+                if isinstance(part, nn.RMSNorm):
+                    setattr(norms, name, nn.LayerNorm(size.width, bias=False))
         words = torch.zeros(1, length, dtype=torch.long)
     how = {"optimizer": "sgd", "width": width, "parallel": SHARDED}
     with loss_parallel():
@@ -118,7 +124,7 @@ def step_of(recipe: Recipe, cluster: Cluster, hidden: bool) -> tuple[PipelineSte
     """A setting as a pipeline, and its groups; `hidden` = their collectives cost nothing."""
     width, ranks, replicas = recipe.width, recipe.stages, recipe.replicas
     graph, groups = graph_of(1, width), in_groups(cluster, EFFICIENCY, width)[0]
-    layers, attention = priced(graph, part_of, width, cluster), [is_attention(kind) for kind in graph.op_types]
+    layers, attention = priced(graph, part_of, width, cluster), ["dot_product" in kind for kind in graph.op_types]
     time_us = layers.time_us - layers.collective_us * hidden
     again = by_layer(graph, part_of, 3, EFFICIENCY.op_time_us(graph, groups)[:, 0] * attention)
     time_us[:, 1] += again[:, 0]
@@ -147,11 +153,6 @@ def step_of(recipe: Recipe, cluster: Cluster, hidden: bool) -> tuple[PipelineSte
     return step, without_overhead(groups)
 
 
-def is_attention(kind: str) -> bool:
-    """Whether an op is attention's inner part."""
-    return "scaled_dot_product" in kind
-
-
 @dataclass(frozen=True)
 class OutsideRecipe:
     """Simulate, compare."""
@@ -165,22 +166,22 @@ def main(_: OutsideRecipe) -> None:
         schedules = [simulated(*step_of(recipe, cluster, hidden)) for hidden in (False, True)]
         us, hidden_us = (schedule.makespan_us for schedule in schedules)
         found.append((recipe, us, hidden_us, schedules[0].peak_memory.max() / 1e9))
-    first, first_us, first_hidden, first_gb = found[0]
-    head = ["", "measured GB", "simulated", "measured time", "simulated", "collectives of groups hidden", "s"]
-    table = [["setting", *head[1:]]]
-    for recipe, us, hidden_us, used in found:
-        times = first.tflops / recipe.tflops, us / first_us, hidden_us / first_hidden
-        cells = [f"{recipe.gigabytes:.1f}", f"{used:.1f}", *(f"{time:.3f}" for time in times), f"{us / 1e6:.2f}"]
-        table.append([recipe.name, *cells])
-    print(f"{markdown(table)}\n")
+    first, first_us, first_hidden_us, first_gb = found[0]
+    products = SIZE.layers * SIZE.width * (2.25 * SIZE.width + 3 * SIZE.inner + LENGTH) + SIZE.width * LLAMA_WORDS
+    work = 6e-6 * products * LENGTH * SEQUENCES / 32  # of both passes on a GPU, in millions of FLOPs
+    table = [["setting", "GB", "simulated", "TFLOP/s", "simulated", "time", "simulated", "collectives hidden"]]
     prices = []
-    for recipe, us, _, used in found[1:]:
-        measured = (first.tflops / recipe.tflops - 1) / (first.gigabytes - recipe.gigabytes)
-        prices.append(
-            f"{recipe.name}: measured {100 * measured:.1f} % for each GB saved, "
-            f"simulated {100 * (us / first_us - 1) / (first_gb - used):.1f} %"
-        )
-    print("\n".join(prices))
+    for recipe, us, hidden_us, used in found:
+        times = first.tflops / recipe.tflops, us / first_us, hidden_us / first_hidden_us
+        cells = [f"{recipe.gigabytes:.1f}", f"{used:.1f}", f"{recipe.tflops:.0f}", f"{work / us:.0f}"]
+        table.append([recipe.name, *cells, *(f"{time:.3f}" for time in times)])
+        if recipe is not first:
+            measured, ours = (times[0] - 1) / (first.gigabytes - recipe.gigabytes), (times[1] - 1) / (first_gb - used)
+            prices.append(
+                f"{recipe.name}: measured {100 * measured:.1f} % more time for each GB saved, ours {100 * ours:.1f} %."
+            )
+    print(f"{markdown(table)}\n")
+    print("Time is that of a step, over that of the first setting.\n" + "\n".join(prices))
 
 
 if __name__ == "__main__":
