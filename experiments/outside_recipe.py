@@ -1,6 +1,6 @@
 """Do wider groups cost more time than more stages for the memory that they save, as Megatron-Bridge measured?
 
-python -m experiments.outside_recipe
+python -m experiments.outside_recipe [--data ../shared/data/outside/checkpoints]
 
 NVIDIA published three settings of one step: Llama 3 70B on 32 H100 in FP8, with 32 sequences of 4,096 words, one a
 micro-batch, and interleaved 1F1B of five chunks a rank. The inner part of attention is computed again. The times are in
@@ -17,9 +17,12 @@ all. Memory is that of parameters, gradients, the optimizer and activations in 1
 
 from __future__ import annotations
 
+import csv
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +89,16 @@ class Recipe(NamedTuple):
         return f"TP{self.width} PP{self.stages} DP{self.replicas}"
 
 
-RECIPES = Recipe(4, 4, 2, 58.8, 704.0), Recipe(4, 8, 1, 53.2, 668.0), Recipe(8, 4, 1, 50.2, 508.7)
+def read_recipes(path: Path) -> list[Recipe]:
+    """The settings in which attention's inner part is computed again."""
+    found = []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            name = re.fullmatch(rf"Llama3 70B TP(\d) PP(\d) VPP{CHUNKS} DP(\d)", row["workload"])
+            if name and row["policy"] == "core_attn":
+                width, stages, replicas = map(int, name.groups())
+                found.append(Recipe(width, stages, replicas, float(row["peak_gib_or_gb"]), float(row["throughput"])))
+    return found
 
 
 @cache
@@ -155,14 +167,20 @@ def step_of(recipe: Recipe, cluster: Cluster, hidden: bool) -> tuple[PipelineSte
 
 @dataclass(frozen=True)
 class OutsideRecipe:
-    """Simulate, compare."""
+    """Read, simulate, compare."""
+
+    data: Path = Path("../shared/data/outside/checkpoints")
+    """folder of measured.csv"""
 
 
-def main(_: OutsideRecipe) -> None:
+def main(config: OutsideRecipe) -> None:
     """The table."""
+    if not (path := config.data / "measured.csv").exists():
+        print(f"skipped: there is no {path}")
+        return
     cluster = machines("h100", 32)
     found = []
-    for recipe in RECIPES:
+    for recipe in read_recipes(path):
         schedules = [simulated(*step_of(recipe, cluster, hidden)) for hidden in (False, True)]
         us, hidden_us = (schedule.makespan_us for schedule in schedules)
         found.append((recipe, us, hidden_us, schedules[0].peak_memory.max() / 1e9))
