@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,12 +108,12 @@ def graph_of(layers: int, width: int, size: Size = SIZE, length: int = LENGTH) -
         module = Llama(replace(size, layers=layers), length)
         module.embedding = nn.Embedding(LLAMA_WORDS, size.width)
         module.output = nn.Linear(size.width, LLAMA_WORDS, bias=False)
-        for norms in (*(layer.norms for layer in module.layers), module):
-            for name, part in list(norms.named_children()):
+        for owner in list(module.modules()):
+            for name, part in list(owner.named_children()):
                 if isinstance(part, nn.RMSNorm):
-                    setattr(norms, name, nn.LayerNorm(size.width, bias=False))
+                    setattr(owner, name, nn.LayerNorm(size.width, bias=False))
         words = torch.zeros(1, length, dtype=torch.long)
-    how = {"optimizer": "sgd", "width": width, "parallel": SHARDED}
+    how: dict[str, Any] = {"optimizer": "sgd", "width": width, "parallel": SHARDED}
     with loss_parallel():
         graph = capture_training(module.bfloat16(), (words,), loss, targets=(words,), name="llama", **how)
     ops = zip(graph.op_types, graph.modules, graph.dtypes, strict=True)

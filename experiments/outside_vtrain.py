@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -139,9 +139,9 @@ def graph_of(size: Size, micro_batch: int, width: int) -> ComputationGraph:
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float(), targets)
 
-    how = {"name": "gpt", "optimizer_step": True, "master_weights": True, "width": width, "parallel": SHARDED}
+    how: dict[str, Any] = {"optimizer_step": True, "master_weights": True, "width": width, "parallel": SHARDED}
     with loss_parallel():
-        whole = capture_training(module, (words,), loss, targets=(words.flatten(),), **how)
+        whole = capture_training(module, (words,), loss, targets=(words.flatten(),), name="gpt", **how)
     return recomputed(whole, ("layers.0",))
 
 
@@ -223,7 +223,7 @@ def simulate_all(
     whole = without_overhead(cluster)
     for row in rows:
         step = step_of(row, parts[row.part], cluster)
-        if known < 2:
+        if known < 2 and step.sum_us:
             backward_us = row.layers / row.stages * float(parts[row.part].time_us[1, 1])
             hidden_us = backward_us if known else math.inf
             step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden_us))
