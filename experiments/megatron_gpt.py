@@ -15,6 +15,18 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+SHARDED = {
+    "word": RowwiseParallel(input_layouts=Replicate()),
+    "layers.*.attention.qkv": ColwiseParallel(),
+    "layers.*.attention.output": RowwiseParallel(),
+    "layers.*.up": ColwiseParallel(),
+    "layers.*.down": RowwiseParallel(),
+    "head": ColwiseParallel(use_local_output=False),
+}
+"""Tensor parallelism: each rank has some of the heads, and of the words. The loss is one in torch's `loss_parallel`."""
 
 
 class Attention(nn.Module):

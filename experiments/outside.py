@@ -18,6 +18,7 @@ EXPERIMENTS = (
     "outside_amp",
     "outside_ratios",
     "outside_vtrain",
+    "outside_recipe",
     "outside_torchgpipe",
 )
 """In the order in which they run."""

@@ -7,15 +7,20 @@ host, in Megatron-DeepSpeed: hidden size 1,024, 16 heads, 12 to 24 layers, seque
 checkpoints of every layer. Files of other sizes beside this one are read, too. Each row is a grid of groups of tensor
 parallelism, replicas and stages, in micro-batches. Megatron's vocabulary of 51,200 words is taken; the file doesn't say
 it. All stages have equally many layers. Times of ops are those of the default cost model for the A100 with 40 GB, links
-are those of the preset `8xa100-40gb`, and sums of gradients are those of `collective_us`. Nothing is fitted to these
-rows.
+are those of the preset `8xa100-40gb`, and collectives take the times of `collective_us`. The ops of a group are those
+of one rank, as torch shards Megatron's columns, rows and vocabulary; its collectives keep it busy, twice in each pass
+of a layer. Nothing is fitted to these rows.
 
 The rows are called measured, but they are composed: those that differ in replicas alone differ by an entry of vTrain's
 table of all-reduces, to the last digit, and each further micro-batch takes the same time. So they say nothing about
 overlap, and the times of a layer in them are the same in all plans.
 
 A group of rows has one model, batch and number of GPUs. Its regret is the time of the plan that is simulated as the
-fastest, divided by that of the fastest. A control chooses at random.
+fastest, divided by that of the fastest. One control chooses at random, and another the fastest plan without groups.
+
+What collectives, overlap and widths do is told by steps without them. At first, layers take their time on one GPU
+divided by the width, and collectives none. Then collectives hide behind the pass of their layer, sums of gradients
+behind the last backward pass. Then nothing hides. At last, the ops of groups are their own smaller ones.
 """
 
 from __future__ import annotations
@@ -25,19 +30,21 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
+from torch.distributed.tensor.parallel import loss_parallel
 
 from experiments.command import command
-from experiments.megatron_gpt import Gpt
-from experiments.outside_amp import by_layer, layer_times, parameter_counts
+from experiments.megatron_gpt import SHARDED, Gpt
+from experiments.outside_amp import by_layer, parameter_counts
 from experiments.panels import scatter_figure
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
 from experiments.tables import markdown
@@ -47,11 +54,13 @@ from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.cluster.boards import A100
 from placeto.problem.costs import EFFICIENCY
 from placeto.problem.costs.collectives import collective_us
+from placeto.problem.costs.group_costs import in_groups
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.recomputation import recomputed
 
 FILES, WORDS = "single_node_hidden_*.csv", 51_200
-WIDTHS = (1,)
-"""Devices of a group of tensor parallelism that are simulated."""
+KNOWN = "layers divided by the width, nothing sent", "collectives, hidden behind passes", "collectives, nothing hidden"
+"""What is simulated before groups have their own ops, one thing after the other."""
 HEAD = -1
 """Place of the last norm, the head and the loss among the layers; the embedding is layer 0."""
 LAUNCH_US = 155_000 / 3600
@@ -115,18 +124,14 @@ class Layers(NamedTuple):
     """The embedding, a layer of the model, and its end, in one micro-batch on a group."""
 
     time_us: np.ndarray  # (3, 3) forward, backward with what is computed again, update
+    collective_us: np.ndarray  # (3, 3) what the collectives of the group take of it
     parameters: np.ndarray  # (3,) of one GPU
     launched: np.ndarray  # (3, 3) ops of each pass
 
 
-def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Layers:
-    """What the model is made of, from a captured step with one layer.
-
-    Raises:
-        NotImplementedError: the width is not 1.
-    """
-    if width != 1:
-        raise NotImplementedError(f"groups of {width} GPUs aren't captured")
+@cache
+def graph_of(size: Size, micro_batch: int, width: int) -> ComputationGraph:
+    """The captured step of one GPU of a group, with one layer of the model."""
     with torch.device("meta"):
         module = Gpt(1, size.hidden, size.heads, WORDS, size.length).half()
         words = torch.zeros(micro_batch, size.length, dtype=torch.long)
@@ -134,15 +139,37 @@ def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Lay
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float(), targets)
 
-    how = {"name": "gpt", "optimizer_step": True, "master_weights": True}
-    whole = capture_training(module, (words,), loss, targets=(words.flatten(),), **how)
-    graph = recomputed(whole, ("layers.0",))
+    how: dict[str, Any] = {"optimizer_step": True, "master_weights": True, "width": width, "parallel": SHARDED}
+    with loss_parallel():
+        whole = capture_training(module, (words,), loss, targets=(words.flatten(),), name="gpt", **how)
+    return recomputed(whole, ("layers.0",))
+
+
+def layers_of(size: Size, micro_batch: int, width: int, cluster: Cluster) -> Layers:
+    """What the model is made of, from a captured step with one layer."""
 
     def place(module: str) -> int:
         return {"layers": 1, "norm": 2, "head": 2, "loss": 2}.get(module.split(".")[0], 0)
 
-    launched = by_layer(graph, place, 3, EFFICIENCY.op_time_us(graph, cluster)[:, 0] > 0)
-    return Layers(layer_times(graph, place, 3, cluster), parameter_counts(graph, place, 3), launched)
+    return priced(graph_of(size, micro_batch, width), place, width, cluster)
+
+
+def priced(graph: ComputationGraph, place: Callable[[str], int], width: int, cluster: Cluster) -> Layers:
+    """Layers of a captured step of one GPU of a group; `place` says of a module to which of the three it belongs."""
+    groups, costs = in_groups(cluster, EFFICIENCY, width)
+    time_us = costs.op_time_us(graph, groups)[:, 0]
+    time_us += np.where(time_us > 0, groups.overhead_us[0], 0.0)
+    sums = partial(by_layer, graph, place, 3)
+    sent = np.array(["c10d" in kind for kind in graph.op_types])
+    return Layers(sums(time_us), sums(time_us * sent), parameter_counts(graph, place, 3), sums(time_us > 0))
+
+
+def layers_knowing(known: int, part: tuple[Size, int, int], cluster: Cluster) -> Layers:
+    """Layers of a group as one of `KNOWN` has them, and of its own ops behind these."""
+    layers, (size, micro_batch, width) = layers_of(*part, cluster), part
+    divided_us, sent_us = layers_of(size, micro_batch, 1, cluster).time_us / width, layers.collective_us
+    us = divided_us, np.maximum(divided_us, sent_us), divided_us + sent_us, layers.time_us
+    return layers._replace(time_us=us[known])
 
 
 def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
@@ -177,7 +204,9 @@ def without_overhead(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, overhead_us=0.0) for device in cluster.devices))
 
 
-def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0) -> np.ndarray:
+def simulate_all(
+    rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0, known: int = len(KNOWN)
+) -> np.ndarray:
     """(K,) milliseconds of the steps.
 
     Args:
@@ -185,16 +214,25 @@ def simulate_all(rows: Sequence[Row], cluster: Cluster, ring: bool = False, laun
         cluster: the boards and links.
         ring: whether sums of gradients are transfers, each link with all of its bandwidth.
         launch_us: of an op; passes take as long as the host needs to launch their ops, at least.
+        known: see `layers_knowing`.
     """
-    found, parts = [], {part: layers_of(*part, cluster) for part in sorted({row.part for row in rows})}
+    found, parts = [], {part: layers_knowing(known, part, cluster) for part in sorted({row.part for row in rows})}
     for part, layers in parts.items():
         least = launch_us * layers.launched * [1, 1, 0]  # one op updates many parameters
         parts[part] = layers._replace(time_us=np.maximum(layers.time_us, least))
     whole = without_overhead(cluster)
     for row in rows:
         step = step_of(row, parts[row.part], cluster)
+        if known < 2 and step.sum_us:
+            backward_us = row.layers / row.stages * float(parts[row.part].time_us[1, 1])
+            hidden_us = backward_us if known else math.inf
+            step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden_us))
         found.append(simulated(replace(step, sum_us=None) if ring else step, whole).makespan_us / 1e3)
     return np.array(found)
+
+
+def _unhidden_us(sum_us: Callable[[int, int], float], hidden_us: float, size: int, ranks: int) -> float:
+    return max(sum_us(size, ranks) - hidden_us, 0.0)
 
 
 def ratio_errors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
@@ -222,7 +260,7 @@ class Regret(NamedTuple):
     @property
     def cells(self) -> list[str]:
         """Of a table."""
-        return [f"{self.mean:.3f}", f"{self.worst:.3f}", f"{self.of_three:.3f}"]
+        return [f"{self.mean:.3f}", f"{self.worst:.3f}", f"{self.of_three:.3f}", f"{self.groups}"]
 
 
 def regret(rows: Sequence[Row], ms: np.ndarray | None) -> Regret:
@@ -246,10 +284,13 @@ def regret(rows: Sequence[Row], ms: np.ndarray | None) -> Regret:
 
 
 def with_factors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
-    """(K,) times whose geometric mean is right for each size of micro-batches: what is left is due to the plans."""
-    logs, sizes = np.log(ms / [row.ms for row in rows]), np.array([row.micro_batch for row in rows])
-    means = {size: logs[sizes == size].mean() for size in set(sizes.tolist())}
-    return ms / np.exp([means[size] for size in sizes.tolist()])
+    """(K,) times whose geometric mean is right for each part of the model: what is left is due to the plans."""
+    logs, parts = np.log(ms / [row.ms for row in rows]), defaultdict[tuple[Size, int, int], list[int]](list)
+    for number, row in enumerate(rows):
+        parts[row.part].append(number)
+    for own in parts.values():
+        logs[own] = logs[own].mean()
+    return ms / np.exp(logs)
 
 
 def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
@@ -276,11 +317,44 @@ def errors_by_kind(rows: Sequence[Row], ms: np.ndarray) -> list[list[str]]:
     return table
 
 
+def layer_table(rows: Sequence[Row], cluster: Cluster) -> list[list[str]]:
+    """Times of a layer in both passes, as plans of one stage that differ in layers alone give them, and simulated."""
+    plans, given = defaultdict[Row, list[Row]](list), defaultdict[tuple[Size, int, int], list[float]](list)
+    for row in sorted(rows, key=lambda row: row.layers):
+        if row.stages == 1:
+            plans[row._replace(layers=0, ms=0.0)].append(row)
+    for plan, (few, *_, many) in plans.items():
+        given[plan.part].append((many.ms - few.ms) * 1e3 / (many.layers - few.layers) / plan.micro_batches)
+    head = ["width", "given us", "simulated us", "collectives", "divided by the width", "ops", "their launch us"]
+    table = [["sequences of a micro-batch", *head]]
+    for part in sorted(given):
+        layers, alone = layers_of(*part, cluster), layers_of(*part[:2], 1, cluster)
+        us = (each[1, :2].sum() for each in (layers.time_us, layers.collective_us, alone.time_us / part[2]))
+        ops = layers.launched[1, :2].sum()
+        cells = np.median(given[part]), *us, ops, LAUNCH_US * ops
+        table.append([f"{part[1]}", f"{part[2]}", *(f"{cell:.0f}" for cell in cells)])
+    return table
+
+
+def errors_of_ways(rows: Sequence[Row], ways: dict[str, np.ndarray], title: str) -> list[list[str]]:
+    """A table with each way to simulate these plans, and the controls."""
+    given = np.array([row.ms for row in rows])
+    table = [[title, "median error", "ratios", "regret", "worst", "best of three", "groups"]]
+    for name, ms in ways.items():
+        errors, choice = (ms / given - 1, ratio_errors(rows, ms)), regret(rows, ms)
+        cells = [f"{100 * np.median(np.abs(error)):.1f} %" for error in errors]
+        table.append([name, *cells, *choice.cells])
+    without = regret(rows, np.where([row.width == 1 for row in rows], given, math.inf))
+    table.append(["the fastest plan without groups", "-", "-", *without.cells])
+    table.append(["choice at random", "-", "-", *regret(rows, None).cells])
+    return table
+
+
 def picture(rows: Sequence[Row], ms: np.ndarray) -> Figure:
-    """Simulated against given milliseconds, by the size of micro-batches."""
-    given, sizes = np.array([row.ms for row in rows]), np.array([row.micro_batch for row in rows])
-    points = {f"{size} sequences": (given[sizes == size], ms[sizes == size]) for size in sorted(set(sizes.tolist()))}
-    return scatter_figure(points, "step by vTrain, ms", "Plans of GPTs on 2 to 8 A100, by micro-batches of a step")
+    """Simulated against given milliseconds, by the width of groups."""
+    given, widths = np.array([row.ms for row in rows]), np.array([row.width for row in rows])
+    points = {f"width {width}": (given[widths == width], ms[widths == width]) for width in sorted(set(widths.tolist()))}
+    return scatter_figure(points, "step by vTrain, ms", "Plans of GPTs on 2 to 8 A100, by the width of groups")
 
 
 @dataclass(frozen=True)
@@ -295,35 +369,31 @@ class OutsideVtrain:
 
 def main(config: OutsideVtrain) -> None:
     """The tables."""
-    if not (every := read_rows(config.data)):
+    if not (rows := read_rows(config.data)):
         print(f"skipped: there is no {config.data / FILES}")
         return
-    rows = [row for row in every if row.width in WIDTHS]
     cluster = load_cluster("8xa100-40gb")
-    ms = simulate_all(rows, cluster)
-    print(f"{markdown(errors_by_kind(rows, ms))}\n")
     boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
     faster, launching = replace(cluster, devices=boards), f"a host that launches an op in {LAUNCH_US:.0f} us"
-    ways = {
-        "Placeto": ms,
+    ways = {name: simulate_all(rows, cluster, known=known) for known, name in enumerate(KNOWN)}
+    ways |= {
+        "Placeto": (ms := simulate_all(rows, cluster)),
         "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, faster),
         launching: simulate_all(rows, cluster, launch_us=LAUNCH_US),
         "both": simulate_all(rows, faster, launch_us=LAUNCH_US),
         "gradients are summed by transfers of the simulator": simulate_all(rows, cluster, ring=True),
-        "one factor for each size of micro-batches": with_factors(rows, ms),
+        "one factor for each size of micro-batches and width": with_factors(rows, ms),
     }
-    table = [["", "median error", "ratios", "regret", "worst", "best of three"]]
-    for name, found in ways.items():
-        error, ratio = (np.abs(each) for each in (found / [row.ms for row in rows] - 1, ratio_errors(rows, found)))
-        cells = [f"{100 * np.median(each):.1f} %" for each in (error, ratio)]
-        table.append([name, *cells, *regret(rows, found).cells])
-    table.append(["choice at random", "-", "-", *regret(rows, None).cells])
-    print(f"{markdown(table)}\n")
-    print(f"ratios: median error of {len(ratio)} rows after one factor for each group of at least three; regret: of")
-    print(f"the first choice, geometric mean over the {regret(rows, ms).groups} groups with at least {FEWEST} plans.\n")
+    print(f"{markdown(errors_by_kind(rows, ms))}\n")
+    print(f"{markdown(layer_table(rows, cluster))}\n")
+    alone = np.array([row.width == 1 for row in rows])
+    for part, title in (np.full(len(rows), True), "all plans"), (alone, "plans without groups"):
+        own = [row for row, kept in zip(rows, part, strict=True) if kept]
+        print(f"{markdown(errors_of_ways(own, {name: found[part] for name, found in ways.items()}, title))}\n")
+    print("ratios: median error after one factor for each group with at least three plans; regret: of the first")
+    print(f"choice, geometric mean over groups with at least {FEWEST} plans.\n")
     config.out.mkdir(parents=True, exist_ok=True)
     save_figure(picture(rows, ms), config.out / "outside_vtrain.png")
-    print(f"Left out: {len(every) - len(rows)} of {len(every)} rows, with groups of more than {max(WIDTHS)} GPUs.")
 
 
 if __name__ == "__main__":

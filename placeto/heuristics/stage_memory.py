@@ -215,24 +215,30 @@ class _Program:
             found: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
             for begin, (slowest, borders, blocks) in best.items():
                 for end in range(begin + 1, last + 1) if stage < stages - 1 else (last,):
-                    if begin < end and (made := self._stage(stage, self.ends[begin], self.ends[end])) is not None:
-                        us = max(slowest, made[0])
-                        if end not in found or us < found[end][0]:
-                            found[end] = us, (*borders, self.ends[begin]), (*blocks, *made[1])
+                    limit = found[end][0] if end in found else math.inf
+                    if begin >= end or slowest >= limit:
+                        continue
+                    if (made := self._stage(stage, self.ends[begin], self.ends[end], limit)) is not None:
+                        found[end] = max(slowest, made[0]), (*borders, self.ends[begin]), (*blocks, *made[1])
             best = found
         if last not in best:
             return None
         _, borders, blocks = best[last]
         return borders[1:], tuple(self.costs.paths[block] for block in blocks)
 
-    def _stage(self, stage: int, first: int, end: int) -> tuple[float, list[int]] | None:
-        """Return a stage's microseconds for a micro-batch, and the blocks it recomputes; None if it lacks memory."""
+    def _stage(self, stage: int, first: int, end: int, limit: float) -> tuple[float, list[int]] | None:
+        """Return a stage's microseconds for a micro-batch, and the blocks it recomputes.
+
+        None if it lacks memory, or takes at least `limit` microseconds.
+        """
         replicas, costs = self.devices[stage], self.costs
+        us, largest = (self.busy[end] - self.busy[first])[list(replicas)], 0
+        if _together(us) >= limit:  # without recomputation already
+            return None
         held = in_flight(stage, len(self.devices), len(replicas), self.count)
         buffers = math.ceil(self.count / len(replicas)) * (self.crossing[first] + self.crossing[end])
         room = min(self.room[device] for device in replicas) - (self.resident[end] - self.resident[first]) - buffers
         need, chosen = held * (self.kept[end] - self.kept[first]), list[int]()
-        us, largest = (self.busy[end] - self.busy[first])[list(replicas)], 0
         for block in costs.within(first, end):
             if need + largest <= room:
                 break
@@ -240,7 +246,13 @@ class _Program:
             need -= held * costs.saved[block]
             largest = max(largest, int(costs.saved[block]))
             us = us + costs.us[block][list(replicas)]
-        return None if need + largest > room else (float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum()), chosen)
+        together = _together(us)
+        return None if need + largest > room or together >= limit else (together, chosen)
+
+
+def _together(us: np.ndarray) -> float:
+    """Return the microseconds of a micro-batch on replicas that take `us` (R,) for one each."""
+    return float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum())
 
 
 class Fitted(NamedTuple):

@@ -303,8 +303,12 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
 
 def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
     """Return the ways without stages or replicas: one device, and, without groups, whole modules on several."""
-    fastest, *_ = devices = np.argsort(busy_us(problem), kind="stable").tolist()
-    tried = (one_device(problem, device, batch) for device in devices)
+    us, memory = busy_us(problem), problem.cluster.memory
+    fastest, *_ = devices = np.argsort(us, kind="stable").tolist()
+    unlike = dict[tuple[float, int], int]()  # the first device of those that take as long and have as much memory
+    for device in devices:
+        unlike.setdefault((us[device], memory[device]), device)
+    tried = (one_device(problem, device, batch) for device in unlike.values())
     best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
     return [best, *(whole_modules(problem, batch) if problem.width == 1 else ())]
 

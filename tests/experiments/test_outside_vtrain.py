@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from experiments.outside_vtrain import (
+    HEAD,
+    KNOWN,
     WORDS,
     Layers,
     OutsideVtrain,
     Row,
     Size,
+    layers_knowing,
     layers_of,
     ratio_errors,
     read_rows,
@@ -53,7 +56,7 @@ def test_ratios_have_one_factor_for_each_group_and_factors_of_sizes_explain_the_
 
 def test_a_step_takes_its_micro_batches_the_bubble_and_the_sums() -> None:
     us = np.array([[0.0, 0.0, 0.0], [100.0, 300.0, 5.0], [0.0, 0.0, 0.0]])
-    layers = Layers(us, np.array([(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]), np.ones((3, 3)))
+    layers = Layers(us, 0 * us, np.array([(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]), np.ones((3, 3)))
     free = without_overhead(replace(CLUSTER, bandwidth=CLUSTER.bandwidth * 1e9, latency_us=CLUSTER.latency_us * 0))
     row = Row(SIZE, 4, 8, 1, 12, 1, 2, 2, 0.0)  # two stages of six layers, four micro-batches on each of two replicas
     made = replace(step_of(row, layers, CLUSTER), tied_bytes=0)
@@ -68,8 +71,30 @@ def test_a_captured_layer_has_its_parameters_and_computes_its_forward_pass_twice
     assert layers.parameters.tolist() == [(WORDS + LENGTH) * WIDTH, LAYER, WORDS * WIDTH + 2 * WIDTH]
     forward, backward, _ = layers.time_us[1]
     assert 2.5 * forward < backward < 3.5 * forward
-    with pytest.raises(NotImplementedError):
-        layers_of(SIZE, 1, 2, CLUSTER)
+    assert not layers.collective_us.any()
+
+
+@pytest.mark.parametrize("width", [2, 8])
+def test_a_rank_of_a_group_has_a_share_of_the_heads_and_sums_twice_in_each_pass(width: int) -> None:
+    layers = layers_of(SIZE, 2, width, CLUSTER)
+    matrices, shared = 12 * WIDTH * WIDTH + 7 * WIDTH, 6 * WIDTH  # two norms and the biases behind sums are whole
+    head = WORDS * WIDTH // width + 2 * WIDTH
+    assert layers.parameters.tolist() == [head - 2 * WIDTH + LENGTH * WIDTH, matrices // width + shared, head]
+    link = float(CLUSTER.bandwidth[0, 1]), float(CLUSTER.latency_us[0, 1])
+    us = collective_us("all_reduce", 2 * 2 * LENGTH * WIDTH, width, *link) + CLUSTER.overhead_us[0]
+    assert layers.collective_us[1] == pytest.approx([2 * us, 4 * us, 0.0])  # two of them are computed again
+    words = collective_us("all_reduce", 4 * 2 * LENGTH, width, *link) + CLUSTER.overhead_us[0]
+    assert layers.collective_us[HEAD] == pytest.approx([3 * words, us, 0.0])  # the largest, their sum, the right one
+
+
+def test_layers_first_know_nothing_of_collectives_then_hide_them_then_wait_for_them() -> None:
+    part = SIZE, 1, 2
+    (alone, _), (own, sent) = (layers_of(SIZE, 1, width, CLUSTER)[:2] for width in (1, 2))
+    us = [layers_knowing(known, part, CLUSTER).time_us for known in range(len(KNOWN) + 1)]
+    assert us[0] == pytest.approx(alone / 2)
+    assert us[1] == pytest.approx(np.maximum(alone / 2, sent))
+    assert us[2] == pytest.approx(alone / 2 + sent)
+    assert us[3] == pytest.approx(own)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the times aren't here")

@@ -14,8 +14,9 @@ from placeto.capture.trace import capture_training
 from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.plans import all_plans
+from placeto.planning import single_ways, ways
 from placeto.planning.numbers import COUNTS
-from placeto.planning.planned_steps import Kind, Plans
+from placeto.planning.planned_steps import Kind, PlannedStep, Plans
 from placeto.planning.ways import SHOWN, plan, plans_of, with_headroom
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.problem import PlacementProblem
@@ -67,6 +68,21 @@ def test_each_way_is_a_placement_that_is_simulated(plans: Plans) -> None:
         assert step.samples_per_second == pytest.approx(BATCH / (step.step_us * 1e-6))
         assert 0.0 <= step.idle < 1.0
         assert (step.sent_bytes == 0) == (step.kind == Kind.ONE)
+
+
+def test_of_devices_that_are_alike_one_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def one_device(problem: PlacementProblem, device: int, *given: Any) -> PlannedStep:
+        tried.append(device)
+        return single_ways.one_device(problem, device, *given)
+
+    monkeypatch.setattr(ways, "one_device", one_device)
+    cluster = load_cluster("2xv100+2xp100")
+    small = replace(cluster, devices=tuple(replace(device, memory=10**6) for device in cluster.devices))
+    first = {device.kind: number for number, device in reversed([*enumerate(small.devices)])}
+    planned(small, (1,))
+    assert set(tried) == {*first.values()}
 
 
 def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
