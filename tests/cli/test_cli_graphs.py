@@ -255,7 +255,7 @@ def test_graphs_that_are_none(graph: str, says: str, capsys: pytest.CaptureFixtu
 
 
 def test_graphs_to_train_on() -> None:
-    (graph,) = _graphs(None, "train", ("net.py:train",), ("width=4",)).values()
+    (graph,) = _graphs(None, "train", ("net.py:train",), ("width=4",), None).values()
     assert graph.param_bytes.sum() == 4 * (7 * 4 * 4 + 7 * 4)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from placeto.errors import PlanError
 from placeto.formats.exports.torch_replicas import replicas_of, save_torch_replicas
@@ -19,23 +17,7 @@ from placeto.runtime.local_devices import open_devices
 from placeto.runtime.torchrun import torchrun
 from tests.command_line import fails, run
 
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-def net(layers: int = 3) -> tuple[Any, ...]:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-    blocks = nn.Sequential(*(Block() for _ in range(layers)), nn.Linear(16, 10))
-    targets = (torch.arange(16) % 10,)
-    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
-    return blocks, (torch.randn(16, 16),), nn.functional.cross_entropy, targets, plan
+NET = f"{Path(__file__).with_name('small_net.py')}:net"
 
 
 def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recomputed: Sequence[str] = ()) -> PlanFile:
@@ -56,7 +38,7 @@ def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recom
     ids=["FSDP of groups", "ZeRO"],
 )
 def test_replicas_train_as_the_whole_model_does(planned: PlanFile, tmp_path: Path) -> None:
-    ranks = save_torch_replicas(planned, tmp_path / "made", f"{__file__}:net")
+    ranks = save_torch_replicas(planned, tmp_path / "made", NET)
     lines = list[str]()
     torchrun(tmp_path / "made", open_devices(["cpu:0", "cpu:1"]) * (ranks // 2), 3, check=True, each=lines.append)
     out = "\n".join(lines)
@@ -74,7 +56,7 @@ def test_the_folder_needs_no_placeto(tmp_path: Path, capsys: pytest.CaptureFixtu
     save_plan(replace(way([[0], [1]], width=2), cluster_hash=cluster), tmp_path / "plan.json")
     given = "--cluster", "4xv100", "--placement", tmp_path / "plan.json", "--format", "torch-replicas"
     for again in (False, True):
-        assert run("export", f"{__file__}:net", *given, "-o", tmp_path / "made") == 0
+        assert run("export", NET, *given, "-o", tmp_path / "made") == 0
         out, err = capsys.readouterr()
         assert f"run          torchrun --standalone --nproc-per-node 4 {tmp_path}/made/run.py" in out
         assert ("was there already" in err) == again
@@ -98,4 +80,4 @@ def test_what_torch_cannot_run_is_refused(tmp_path: Path, capsys: pytest.Capture
         replicas_of(pipeline)
     save_plan(way([[0], [1]]), tmp_path / "plan.json")
     one = "--plan", tmp_path / "plan.json", "--devices", "cpu:0"
-    assert "the plan runs on 2 devices, not on 1" in fails(capsys, "run", f"{__file__}:net", *one)
+    assert "the plan runs on 2 devices, not on 1" in fails(capsys, "run", NET, *one)

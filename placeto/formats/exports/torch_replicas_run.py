@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
@@ -82,6 +81,8 @@ def main() -> None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kind = getattr(torch.optim, given.optimizer)
     if sharding == OPTIMIZER_SHARDED:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # which loads much else
+
         group = replicas.get_group()
         optimizer: Any = ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=group, lr=given.lr)
     else:

@@ -1,0 +1,24 @@
+"""A factory of a small network with a parallel plan; processes of torchrun import it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def net(layers: int = 3) -> tuple[Any, ...]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    blocks = nn.Sequential(*(Block() for _ in range(layers)), nn.Linear(16, 10))
+    targets = (torch.arange(16) % 10,)
+    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    return blocks, (torch.randn(16, 16),), nn.functional.cross_entropy, targets, plan
