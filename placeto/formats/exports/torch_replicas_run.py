@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,10 +30,10 @@ from placeto.formats.exports.torch_run import (
     OfTensors,
     arguments,
     batches,
-    find,
     find_loss,
     part,
     random_state,
+    started,
     tensors_of,
 )
 from placeto.plumbing.parallel_plan import apply_plan
@@ -48,24 +46,9 @@ def main() -> None:
     """Build the model, shard it, and train it."""
     given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
     taken, width, sharding = plan["micro_batches"], plan["width"], plan["sharding"]
-    ranks = len(taken) * width
-    if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
-        sys.exit(f"error: the plan is for {ranks} ranks: torchrun --standalone --nproc-per-node {ranks} {sys.argv[0]}")
-    factory = given.factory or plan["factory"]
-    if factory is None:
-        sys.exit("error: the plan was exported without its model: give --factory file.py:function")
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if given.device == "cuda" else given.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    device, (module, inputs, *rest) = started(given, plan, len(taken) * width)
     mesh = init_device_mesh(device.type, (len(taken), width), mesh_dim_names=("replicas", "group"))
     replicas, number = mesh["replicas"], mesh.get_local_rank("replicas")
-
-    # The model, the same on all ranks.
-    torch.manual_seed(given.seed)
-    module, inputs, *rest = find(factory)(**plan["settings"])
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of((inputs, rest[1:])))):
-        sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')
     loss = find_loss(plan["loss"]) if plan["loss"] else rest[0] if rest else None
     targets = rest[1] if len(rest) > 1 else ()
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)

@@ -186,10 +186,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Build the model, cut it into stages, and train it."""
-    given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
-    ranks = sum(len(replica["ranks"]) for replica in plan["replicas"])
+def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> tuple[torch.device, tuple[Any, ...]]:
+    """Join the process group; return this rank's device, and what the factory makes, which is the same on all ranks."""
     if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
         sys.exit(f"error: the plan is for {ranks} ranks: torchrun --standalone --nproc-per-node {ranks} {sys.argv[0]}")
     factory = given.factory or plan["factory"]
@@ -199,14 +197,19 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    rank = dist.get_rank()
-
-    # The model, the same on all ranks.
     torch.manual_seed(given.seed)
-    made = find(factory)(**plan["settings"])
-    module, inputs, *rest = made
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of((inputs, rest[1:])))):
+    module, *rest = made = find(factory)(**plan["settings"])
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of(rest))):
         sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')
+    return device, made
+
+
+def main() -> None:
+    """Build the model, cut it into stages, and train it."""
+    given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
+    device, made = started(given, plan, sum(len(replica["ranks"]) for replica in plan["replicas"]))
+    module, inputs, *rest = made
+    rank = dist.get_rank()
     loss = find_loss(plan["loss"]) if plan["loss"] else rest[0]
     targets = rest[1] if len(rest) > 1 else ()
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
