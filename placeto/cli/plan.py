@@ -112,7 +112,7 @@ def run(arguments: Arguments) -> None:
         save_plan(plans.best.file(machine), arguments.out)
         if plans.best.placement is None:
             how = f"`placeto run --plan` runs it by {plans.best.run_by}"
-            note(f"{arguments.out} has no placement, as parameters are sharded; {how}")
+            note(f"{arguments.out} has no placement, as gradients are sharded; {how}")
 
 
 def _in_python(paths: tuple[str, ...]) -> str:

@@ -219,7 +219,7 @@ class PlanFile:
             PlacementError: the file has no placement.
         """
         if self.placement is None:
-            what = f"its way, {quote(self.kind)}, shards parameters, so that no op has a device"
+            what = f"its way, {quote(self.kind)}, shards gradients, so that no op has a device"
             how = f"`placeto run --plan` runs it by {self.run_by}; or make a placement with `placeto place -o`"
             raise PlacementError(f"{what}: {how}")
         return self.placement if self.plan is None else replace(self.placement, plan=self.plan)

@@ -223,12 +223,15 @@ def place_or_plan(
     ways, *_ = _planned_ways(numbers, COUNTS, any_batch, None, [], {})
     result = chosen.result
     simulations, seconds = result.simulations + len(ways), result.seconds + time.perf_counter() - begin
-    placed = [(way.placement, way.name) for way in ways if way.placement is not None and way.placement.fits]
-    best, name = min(placed, key=lambda each: each[0].makespan_us, default=(result, ""))
-    if result.fits and result.makespan_us <= best.makespan_us:
-        best, name = result, ""
+    placed = [(result, ""), *((way.placement, way.name) for way in ways if way.placement is not None)]
+    best, name = min(placed, key=lambda each: (_lack(each[0]), each[0].makespan_us))
     best = replace(best, history=result.history, simulations=simulations, seconds=seconds)
     return replace(chosen, count=best.problem.graph.num_micro_batches, result=best, way=name)
+
+
+def _lack(result: PlacementResult) -> int:
+    """Bytes that a placement needs beyond the memory of some device, at most; 0 if it fits."""
+    return max(0, int((result.schedule().peak_memory - result.problem.cluster.memory).max()))
 
 
 def _planned_ways(

@@ -93,6 +93,7 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
         told = [line.strip() for line in errors if line.strip()]
     if running.returncode:
         why = [line for line in told if _ERROR.search(line)]
+        why = [line for line in why if "Connection closed by peer" not in line] or why  # the first to fail says why
         raise RunError(f"{Path(program[-1]).name} has failed: {(why or told or ['its processes printed nothing'])[-1]}")
 
 

@@ -183,7 +183,7 @@ def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureF
     assert run(*words, "--micro-batches", "2", "--headroom", "15.9015GB", "-o", "p.json") == 0
     out, err = capsys.readouterr()
     assert "Use data parallel, fully sharded (2 replicas) in 2 micro-batches" in out
-    assert "p.json has no placement, as parameters are sharded; `placeto run --plan` runs it by torch FSDP" in err
+    assert "p.json has no placement, as gradients are sharded; `placeto run --plan` runs it by torch FSDP" in err
     plan = load_plan("p.json")
     assert plan is not None
     assert plan.plan is not None
@@ -192,9 +192,7 @@ def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureF
         ("simulate", "net.py:net", "--cluster", "2xv100", "--placement"),
         ("export", "net.py:net", "--cluster", "2xv100", "--format", "trace", "-o", "trace.json", "--placement"),
     ):
-        told = (
-            "p.json: its way, 'data parallel, fully sharded', shards parameters, so that no op has a device: `placeto"
-        )
+        told = "p.json: its way, 'data parallel, fully sharded', shards gradients, so that no op has a device: `placeto"
         assert told in fails(capsys, *command, "p.json")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from placeto.errors import PlanError
+from placeto.errors import PlanError, RunError
 from placeto.formats.exports.torch_replicas import replicas_of, save_torch_replicas
 from placeto.formats.plan import PlanFile, save_plan
 from placeto.problem.cluster import load_cluster
@@ -49,6 +49,13 @@ def test_replicas_train_as_the_whole_model_does(planned: PlanFile, tmp_path: Pat
     assert len(losses) == 3
     assert all(float(one) == pytest.approx(float(other), rel=1e-4) for one, other in losses)
     assert len({one for one, _ in losses}) == 3, "it learns"
+
+
+@pytest.mark.slow
+def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
+    save_torch_replicas(replace(way([[0, 1]]), batch=32), tmp_path / "made", NET)
+    with pytest.raises(RunError, match="the plan is for a batch of 32 in 2 micro-batches, not of 16"):
+        torchrun(tmp_path / "made", open_devices(["cpu:0"]), 1)
 
 
 def test_the_folder_needs_no_placeto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

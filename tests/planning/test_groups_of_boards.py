@@ -137,3 +137,25 @@ def test_other_tools_have_no_pipelines_of_groups() -> None:
     ):
         with pytest.raises((PlacementError, PlanError), match=r"tensor-parallel groups of 2 boards, which .* doesn't"):
             export()
+
+
+def test_blocks_without_a_border_between_them_are_planned_for() -> None:
+    """Two of its blocks are modules that are never called: the borders of stages stay in order."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            pairs = ({"up": nn.Linear(1024, 4096), "down": nn.Linear(4096, 1024)} for _ in range(2))
+            self.layers = nn.ModuleList(nn.ModuleDict(pair) for pair in pairs)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer["down"](layer["up"](x).relu())
+            return x
+
+    with torch.device("meta"):
+        module, x = Net(), torch.empty(2048, 1024)
+    shards = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()}
+    how = {"loss": square, "parallel": shards, "micro_batches": [1, 4], "simulations": 0}
+    plans = placeto.plan(module, [x], cluster="8xh100", **how)
+    assert {1, 2} <= {step.width for step in plans.steps}

@@ -50,6 +50,7 @@ def replicas_of(way: PlanFile) -> dict[str, Any]:
         "width": width,
         "sharding": sharding,
         "devices": [replica["device"] for replica in replicas],
+        "batch": way.batch,
         "micro_batches": [replica["micro_batches"] for replica in replicas],
         "recomputed": plan.get("recomputed", []),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -52,10 +53,18 @@ def main() -> None:
     loss = find_loss(plan["loss"]) if plan["loss"] else rest[0] if rest else None
     targets = rest[1] if len(rest) > 1 else ()
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
+    count = sum(map(len, taken))
+    if length != plan["batch"] or length % count:
+        sys.exit(
+            f"error: the plan is for a batch of {plan['batch']} in {count} micro-batches, not of {length}: plan it"
+        )
     module = module.to(device)
     whole = copy.deepcopy(module) if given.check else None
     if width > 1:
-        apply_plan(module, rest[2] if len(rest) > 2 and rest[2] else module.tp_plan, mesh["group"])
+        try:
+            apply_plan(module, (rest[2] if len(rest) > 2 else None) or module.tp_plan or {}, mesh["group"])
+        except (AttributeError, ValueError) as problem:
+            sys.exit(f"error: groups of {width} need a parallel plan of the model: {problem}")
     recomputing(module, plan["recomputed"])
     if sharding > OPTIMIZER_SHARDED:
         for unit in (*units(module), module):
@@ -71,7 +80,6 @@ def main() -> None:
     else:
         optimizer = kind(trained, lr=given.lr)
     beside = kind(whole.parameters(), lr=given.lr) if whole else None
-    count = sum(map(len, taken))
     rows = torch.arange(length).chunk(count)
 
     for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
@@ -116,6 +124,7 @@ def loss_of(
 
     model = OfTensors(module, inputs)
     output = model.output.whole(model(*tensors_of(on_device(inputs))))
+    output = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, output)
     return loss(output, *on_device(tuple(targets))) if loss is not None else output
 
 
@@ -146,7 +155,7 @@ def compare(module: nn.Module, whole: nn.Module, drawn: bool) -> None:
         gradient, expected = parameter.grad, others[name].grad
         if isinstance(gradient, DTensor):
             gradient = gradient.full_tensor()
-        present = [each for each in (gradient, expected) if each is not None]
+        present = [each.to_dense() for each in (gradient, expected) if each is not None]
         if present:
             apart.append(float((present[0] - present[1] if len(present) == 2 else present[0]).abs().max()))
     off = torch.tensor([0.0, *apart], device=next(whole.parameters()).device).max()

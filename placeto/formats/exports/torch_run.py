@@ -15,9 +15,11 @@ import ast
 import copy
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -198,6 +200,11 @@ def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> tupl
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(given.seed)
+    random.seed(given.seed)
+    with suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(given.seed)
     module, *rest = made = find(factory)(**plan["settings"])
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of(rest))):
         sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')

@@ -43,8 +43,8 @@ class Blocks:
         return tuple((max(first, 1) - 1, min(end, last) - 1) for first, end in itertools.pairwise(ends))
 
     def rounded(self, borders: Sequence[int]) -> tuple[int, ...]:
-        """(P-1,) the borders, each moved to that between two items which is nearest; 0 if the layers have none."""
-        return tuple(int(self.nearest[first - 1]) + 1 for first in borders)
+        """(P-1,) the borders, each moved to the nearest between two items, none before the last; 0 if there is none."""
+        return tuple(itertools.accumulate((int(self.nearest[first - 1]) + 1 for first in borders), max))
 
 
 def find_blocks(graph: ComputationGraph, number: np.ndarray, busy_us: np.ndarray, num_layers: int) -> Blocks:
