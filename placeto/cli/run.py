@@ -171,7 +171,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     if file.width > 1:
         raise UsageError(
             f"{path}: its devices are tensor-parallel groups of {file.width} boards, and Placeto's own runtime has "
-            "none: export it for torchtitan or megatron"
+            f"none: give replicas as --plan {path}, and export a pipeline for torchtitan or megatron"
         )
     devices = open_devices(arguments.devices)
     _, module, inputs, loss, targets, _ = user_step(arguments.factory, options, "cpu")

@@ -200,8 +200,9 @@ def place_or_plan(
 ) -> Chosen:
     """Place a step in the best number of micro-batches of `COUNTS`; where memory is short, also try ways of `plans_of`.
 
-    Memory is short in a training step if the fastest of the first placements doesn't fit. Ways without a placement of
-    the captured step, which divide its parameters, don't count.
+    Memory is short in a training step if the fastest of the first placements doesn't fit. The fastest way that fits is
+    taken then, or that which lacks the least, if the placer found none as good. Ways without a placement of the
+    captured step, which divide its parameters, don't count.
 
     Args:
         numbers: the step in numbers of micro-batches.

@@ -245,7 +245,9 @@ class Plan:
     def no_groups(self, tool: str) -> str:
         """Return the reason why a tool without tensor-parallel groups can't run the plan."""
         groups = f"its devices are tensor-parallel groups of {self.width} boards, which {tool} doesn't have"
-        return f"{groups}: export it for torchtitan or megatron, or plan with --runnable-by torch"
+        if len(self.devices) == 1:
+            return f"{groups}: run it by `placeto run --plan`"
+        return f"{groups}: export it for torchtitan or megatron"
 
     def _cut_block(self, problem: PlacementProblem) -> str:
         """Return a sentence on a recomputed block of which several stages have a part; "" if there is none."""
