@@ -125,14 +125,9 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     fixed = fixed_edges(graph)
     src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
     dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
-    from placeto.problem.order_kernels import first_ready  # here, since it loads numba, and reading a graph needs none
+    from placeto.problem.order_kernels import sorted_ops  # here, since it loads numba, and reading a graph needs none
 
-    by_src = np.argsort(src, kind="stable")
-    order = first_ready(
-        np.searchsorted(src[by_src], np.arange(graph.num_ops + 1)),
-        dst[by_src],
-        np.bincount(dst, minlength=graph.num_ops),
-    )
+    order = sorted_ops(graph.num_ops, src, dst)
     if len(order) < graph.num_ops:
         op = min(set(range(graph.num_ops)) - set(order.tolist()))
         raise PlacementError(f"op {quote(graph.op_names[op])} would wait for itself: the order contradicts the graph")

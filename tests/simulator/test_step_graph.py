@@ -52,8 +52,7 @@ def kinds(schedule: Schedule, kind: str) -> list[int]:
 def test_each_device_reads_its_own_copies() -> None:
     step = step_of()
     step.copy({W: [0, 1], CAST: [0, 1]}, {})
-    for op in np.flatnonzero(step.kept).tolist():
-        step.keep(op)
+    step.keep(np.flatnonzero(step.kept))
     schedule = run(step)
     graph = schedule.problem.graph
     assert set(graph.op_names) == {"w on gpu:0", "w on gpu:1", "cast on gpu:0", "cast on gpu:1", "first", "second"}
@@ -66,8 +65,7 @@ def test_a_copy_that_no_second_device_needs_keeps_its_name_and_may_wait() -> Non
     step = step_of(second=0)
     written = step.add("written", 1, work(50.0) | {"outputs": [30]})
     step.copy({W: [0], CAST: [0]}, {(W, 0): written})
-    for op in (FIRST, SECOND):
-        step.keep(op)
+    step.keep([FIRST, SECOND])
     schedule = run(step)
     starts = dict(zip(schedule.problem.graph.op_names, schedule.start_us.tolist(), strict=True))
     assert starts == {"written": 0.0, "w": 80.0, "cast": 80.0, "first": 85.0, "second": 95.0}
@@ -77,8 +75,7 @@ def test_captured_ops_keep_all_their_fields() -> None:
     graph = captured(chain(), 2)
     step = StepGraph(PlacementProblem(graph, toy_cluster(1)), np.zeros(graph.num_ops, np.int64))
     step.copy({op: [0] for op in np.flatnonzero(step.shared).tolist()}, {})
-    for op in np.flatnonzero(step.kept).tolist():
-        step.keep(op)
+    step.keep(np.flatnonzero(step.kept))
     before = {record.pop("name"): record for record in graph.to_ops()}
     after = {record.pop("name"): record for record in step.built()[0].graph.to_ops()}
     assert set(after) == {name for op, name in enumerate(graph.op_names) if not step.summed[op]}

@@ -5,7 +5,6 @@ Legend: N ops, T tensors (op outputs), E edges.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,23 +113,14 @@ class GraphArrays:
 
         If the arrays have a cycle, the ops on it and after it are missing.
         """
-        in_order = (self.edge_src < self.edge_dst).all()  # mostly: ops of a step stand in the order of the program
-        made = np.array(range(self.num_ops) if in_order else self._sorted(), np.int64)
+        if (self.edge_src < self.edge_dst).all():  # mostly: ops of a step stand in the order of the program
+            made = np.arange(self.num_ops)
+        else:
+            from placeto.problem.order_kernels import sorted_ops  # here, since it loads numba
+
+            made = sorted_ops(self.num_ops, self.edge_src, self.edge_dst)
         made.setflags(write=False)
         return made
-
-    def _sorted(self) -> list[int]:
-        """Return the topological order of ops some of which stand before a producer of theirs."""
-        missing = np.diff(self.input_ptr).tolist()
-        ready = [op for op in range(self.num_ops) if missing[op] == 0]
-        order = list[int]()
-        while ready:
-            order.append(heapq.heappop(ready))
-            for reader in self.readers[order[-1]]:
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    heapq.heappush(ready, reader)
-        return order
 
     @cached_property
     def position(self) -> np.ndarray:

@@ -50,7 +50,7 @@ def validate(graph: GraphArrays) -> None:
         if column.dtype is None:
             values = getattr(graph, key)
             _check_tuple(values, key, num_ops)
-            checked(dict(zip(names, values, strict=True)), dict[str, column.kind], GraphError, key)  # type: ignore[name-defined]
+            _check_texts(names, values, key, column.kind)
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -64,10 +64,10 @@ def validate(graph: GraphArrays) -> None:
         checked(kind_name, Text, GraphError, "a kind of device in time_us")
         check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
 
-    for name, module in zip(names, graph.modules, strict=True):
-        if module.count(".") >= MOST_PARTS:
-            parts = module.count(".") + 1
-            raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
+    if long := [module for module in set(graph.modules) if module.count(".") >= MOST_PARTS]:
+        op = min(map(graph.modules.index, long))
+        parts = graph.modules[op].count(".") + 1
+        raise GraphError(f"op {quote(names[op])}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
     numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
     for key, values in numbers.items():
         _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")
@@ -111,6 +111,18 @@ def validate(graph: GraphArrays) -> None:
 def _check_tuple(values: Any, key: str, length: int) -> None:
     if not isinstance(values, tuple) or len(values) != length:
         raise GraphError(f"{key} must be a tuple of {length} values, one for each op")
+
+
+def _check_texts(names: Sequence[str], values: tuple[Any, ...], key: str, kind: Any) -> None:
+    """Check a column of texts. Ops have few different ones, and each of these is checked once.
+
+    Raises:
+        GraphError: an op has another value; the message names the op.
+    """
+    try:
+        checked(tuple(set(values)), tuple[kind, ...], GraphError)
+    except (GraphError, TypeError):  # what has no hash is no text
+        checked(dict(zip(names, values, strict=True)), dict[str, kind], GraphError, key)  # type: ignore[valid-type]
 
 
 def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:

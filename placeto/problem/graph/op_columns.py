@@ -30,6 +30,13 @@ class Column(NamedTuple):
         """The column with these values (N,)."""
         return tuple(values) if self.dtype is None else np.array(values, self.dtype)
 
+    def like(self, values: Any, like: np.ndarray) -> Any:
+        """The values of ops that are each like one of (N,) values, a new array or list; -1 = the usual value."""
+        if self.dtype is not None:
+            return np.append(values, np.array(self.usual, self.dtype))[like]
+        all_values = (*values, self.usual)
+        return [all_values[op] for op in like.tolist()]
+
     def listed(self, values: Any) -> list[Any]:
         """The values (N,) of the column of a graph."""
         return list(values) if self.dtype is None else values.tolist()
@@ -146,11 +153,11 @@ def taken(
     """
     fields: dict[str, Any] = {}
     for name, column in _TAKEN.items():
-        all_values = [*column.listed(getattr(graph, name)), column.usual]
-        values = [all_values[op] for op in like.tolist()]
+        values = column.like(getattr(graph, name), like)
         for op, record in changes.items():
-            values[op] = record.get(column.key, values[op])
-        fields[name] = column.of(values)
+            if column.key in record:
+                values[op] = record[column.key]
+        fields[name] = values if column.dtype is not None else tuple(values)
     count, more = np.append(np.diff(graph.output_ptr), 0)[like], np.zeros(len(like), np.int64)
     more[list(signals)] = 1
     new_outputs = {op: record["outputs"] for op, record in changes.items() if "outputs" in record}
@@ -165,9 +172,8 @@ def taken(
         fields["output_bytes"][ptr[op] : ptr[op] + count[op]] = outputs
     for op, record in changes.items():
         if "resident_outputs" in record:
-            fields["resident_outputs"][ptr[op] : ptr[op] + count[op]] = np.isin(
-                np.arange(count[op]), record["resident_outputs"]
-            )
+            fields["resident_outputs"][ptr[op] : ptr[op] + count[op]] = False
+            fields["resident_outputs"][ptr[op] + np.array(record["resident_outputs"], np.int64)] = True
     times = fields["time_us"] = {kind: np.append(us, np.nan)[like] for kind, us in graph.time_us.items()}
     for op, record in changes.items():
         for kind, us in record.get("time_us", {}).items():

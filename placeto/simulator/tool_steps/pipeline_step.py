@@ -113,8 +113,7 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
     lists = [[op for op in ops.tolist() if step.kept[op]] for ops in schedule.device_order]
     _add_chunks(step, lists, stage, kinds, gradients, stage_tables)
     for ops in lists:
-        for op in (op for op in ops if stage[op] < 0):  # which add up losses
-            step.keep(op)
+        step.keep([op for op in ops if stage[op] < 0])  # which add up losses
     for number in sorted(gradients):
         replicas = sorted({row[number] for row in devices})
         if len(replicas) > 1:
@@ -204,7 +203,7 @@ def _add_chunks(
                 if (tensor, device) not in received:
                     received[tensor, device] = _receive(step, tensor, device, micro_batch)
                 step.redirect(edge, received[tensor, device])
-            step.keep(op)
+            step.keep([op])
             for home, tensor in contributed[op]:
                 if home not in totals:
                     totals[home], step.resident[tensor] = step.made(tensor), True

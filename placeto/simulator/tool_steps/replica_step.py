@@ -81,15 +81,13 @@ class _Replicas:
     def problem(self) -> tuple[PlacementProblem, np.ndarray]:
         """Build the graph; return its problem and its placement."""
         graph, step = self.graph, self.step
-        chains: dict[int, list[int]] = {device: [] for device in self.devices}
-        for op in graph.topological_order[step.kept[graph.topological_order]].tolist():
-            step.keep(op)
-            idle = not (graph.reads[op] or graph.flops[op] or graph.bytes_accessed[op])
-            if graph.micro_batches[op] != NO_MICRO_BATCH and not idle:
-                chains[int(step.device[op])].append(op)
+        kept = graph.topological_order[step.kept[graph.topological_order]]
+        step.keep(kept)
+        works = (np.diff(graph.input_ptr) > 0) | (graph.flops > 0.0) | (graph.bytes_accessed > 0.0)
+        computing = kept[works[kept] & (graph.micro_batches[kept] != NO_MICRO_BATCH)]
+        chains = {device: computing[step.device[computing] == device] for device in self.devices}
         for chain in chains.values():
-            for before, op in itertools.pairwise(chain):
-                step.wait(int(step.number[op]), step.signal(int(step.number[before])))
+            step.in_turn(chain)
         if self.sharding == 1:
             self._copy()
         else:
@@ -122,7 +120,7 @@ class _Replicas:
             waits |= {(op, device): weights[device] for op in trained for device in self.devices}
         self.step.copy(dict.fromkeys(shared.tolist(), self.devices), waits)
 
-    def _divide(self, chains: Mapping[int, Sequence[int]]) -> None:
+    def _divide(self, chains: Mapping[int, np.ndarray]) -> None:
         """In stages 2 and 3: give each device a part of each unit, and ops that gather units for its other ops."""
         graph, step, memory = self.graph, self.step, storage(self.graph)
         readers: dict[int, dict[_Use, list[tuple[int, int]]]] = {device: defaultdict(list) for device in self.devices}
@@ -137,13 +135,13 @@ class _Replicas:
             readers[int(step.device[op])][self._use(int(self.unit[home]), op)].append((op, -1))
         waits: dict[_Use, dict[int, Output]] = defaultdict(dict)  # for the last op before the previous use
         for device, chain in chains.items():
-            place = {op: number for number, op in enumerate(chain)}
+            place = {op: number for number, op in enumerate(chain.tolist())}
             begun = {use: min(place.get(op, 0) for op, _ in ops) for use, ops in readers[device].items()}
             order = sorted(begun, key=begun.__getitem__)
             readers[device] = {use: readers[device][use] for use in order}
             for before, use in itertools.pairwise(order):
                 if begun[before]:
-                    waits[use][device] = step.signal(int(step.number[chain[begun[before] - 1]]))
+                    waits[use][device] = step.signal(int(chain[begun[before] - 1]))
         for unit in range(len(self.units)):
             self._keep(unit)
         for use in dict.fromkeys(use for device in self.devices for use in readers[device]):

@@ -79,7 +79,8 @@ class StepGraph:
         self._like, self._placement = list[int](), list[int]()  # of each op: the captured one it is like, or -1
         self._names = list[str]()
         self._fields = dict[int, Record]()  # of an op: those that differ
-        self._waits, self._signals = list[tuple[int, Output]](), dict[int, int]()
+        self._waits, self._signals = list[tuple[int, Output]](), set[int]()
+        self._turns = list[np.ndarray]()  # (3, ops) each: op, the op that it waits for, and the signal's output
 
     def add(self, name: str, device: int, fields: Record, like: int = -1) -> Output:
         """Add an op, and return its first output.
@@ -96,13 +97,13 @@ class StepGraph:
         self._placement.append(device)
         return len(self._like) - 1, 0
 
-    def keep(self, op: int) -> int:
-        """Add an op of the captured step as it is, on its device, and return its number."""
-        self.number[op] = len(self._like)
-        self._names.append(self.captured.op_names[op])
-        self._like.append(op)
-        self._placement.append(int(self.device[op]))
-        return int(self.number[op])
+    def keep(self, ops: Sequence[int] | np.ndarray) -> None:
+        """Add ops of the captured step as they are, each on its device."""
+        names = self.captured.op_names
+        self.number[ops] = np.arange(len(self._like), len(self._like) + len(ops))
+        self._names += [names[op] for op in ops]
+        self._like += [int(op) for op in ops]
+        self._placement += self.device[ops].tolist()
 
     def made(self, tensor: int) -> Output:
         """Return the output of a kept op that makes a tensor of the captured step."""
@@ -117,12 +118,17 @@ class StepGraph:
         """Let a kept op read an output where the captured step has an edge."""
         self._source[edge], self._output[edge] = output
 
-    def signal(self, number: int) -> Output:
-        """Return an output of no bytes, which ops read that wait for a kept op."""
-        if number not in self._signals:
-            op = self._like[number]
-            self._signals[number] = int(self.captured.output_ptr[op + 1] - self.captured.output_ptr[op])
-        return number, self._signals[number]
+    def signal(self, op: int) -> Output:
+        """Return an output of no bytes, which ops read that wait for a kept op of the captured step."""
+        number = int(self.number[op])
+        self._signals.add(number)
+        return number, int(self.captured.output_ptr[op + 1] - self.captured.output_ptr[op])
+
+    def in_turn(self, ops: np.ndarray) -> None:
+        """Let each of some kept ops of the captured step wait for the one before it."""
+        numbers, outputs = self.number[ops], np.diff(self.captured.output_ptr)[ops[:-1]]
+        self._signals |= set(numbers[:-1].tolist())
+        self._turns.append(np.stack([numbers[1:], numbers[:-1], outputs]))
 
     def copy(self, devices: Mapping[int, Sequence[int]], waits: Mapping[tuple[int, int], Output]) -> None:
         """Put ops of no micro-batch on devices, and let the ops that are kept there read these copies.
@@ -222,7 +228,7 @@ class StepGraph:
         graph, like = self.captured, np.array(self._like)
         is_captured = np.ones(len(like), bool)
         is_captured[list(self._fields)] = False
-        columns, source = taken(graph, like, self._fields, list(self._signals))
+        columns, source = taken(graph, like, self._fields, sorted(self._signals))
         reader = np.repeat(np.arange(len(like)), np.diff(columns["output_ptr"]))
         as_captured = (source >= 0) & is_captured[reader]
         columns["resident_outputs"] = np.where(
@@ -249,9 +255,10 @@ class StepGraph:
         first, stop = graph.input_ptr[like[captured]], graph.input_ptr[like[captured] + 1]
         edge = ranges(first, stop - first)
         source = np.where(self._source[edge] >= 0, self._source[edge], self.number[graph.edge_src[edge]])
-        waits = [(number, *output) for number, fields in self._fields.items() for output in fields.get("inputs", ())]
-        waits += [(number, *output) for number, output in self._waits]
-        more = np.array(waits, np.int64).reshape(-1, 3).T
+        inputs = [(number, *output) for number, fields in self._fields.items() for output in fields.get("inputs", ())]
+        waits = [(number, *output) for number, output in self._waits]
+        listed = (np.array(edges, np.int64).reshape(-1, 3).T for edges in (inputs, waits))
+        more = np.concatenate([next(listed), *self._turns, next(listed)], axis=1)
         dst = np.concatenate([np.repeat(captured, stop - first), more[0]])
         order = np.argsort(dst, kind="stable")
         return (
