@@ -3,7 +3,8 @@
     python examples/train_on_your_family.py --minutes 3
 
 A family is a function that makes models of different sizes. Here each model has towers of linear layers; how many, how
-wide and how deep is drawn at random. The table compares the trained policy with heuristics at an equal budget.
+wide and how deep is drawn at random. The table compares the trained policy with the same network before training and
+with heuristics, at an equal budget.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from placeto import Cluster, ComputationGraph, PlacementProblem, capture_training, load_cluster
 from placeto.evaluation.comparison import PlacerSpec, evaluate
 from placeto.evaluation.summary import markdown_table, summarize
+from placeto.training.checkpoint import UNTRAINED
 from placeto.training.config import LearningConfig, TrainConfig
 from placeto.training.trainer import train
 
@@ -60,9 +62,11 @@ def main(out: Path, count: int, minutes: float | None, iterations: int | None, a
         str(out), minutes=minutes, iterations=iterations, learning=LearningConfig(annealed=annealed), validate_every=5
     )
     train(config, training, validation, report=lambda done, note: print(f"{done:4.0%} {note}"))
-    unseen = {name: problem.graph for name, problem in problems("test", 4, cluster, 2000).items()}
-    placers = {"trained": str(out), "multilevel": "multilevel", "etf": "etf"}
-    specs = [PlacerSpec(label, placer, 300) for label, placer in placers.items()]
+    unseen = {name: problem.graph for name, problem in problems("test", count, cluster, 2000).items()}
+    networks = {"trained": str(out), "untrained": str(out / UNTRAINED)}
+    specs = [PlacerSpec(f"{label}, one pass", path) for label, path in networks.items()]
+    placers = networks | {"multilevel": "multilevel", "etf": "etf"}
+    specs += [PlacerSpec(label, placer, 100) for label, placer in placers.items()]
     table = markdown_table(summarize(evaluate(unseen, cluster, specs, processes=1)))
     print(table)
     return table

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.command import command
-from placeto.evaluation.comparison import Row, evaluate, parse_spec
+from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, parse_spec
 from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats.gantt import gantt_figure, save_figure
 from placeto.formats.placement import save_placement
@@ -21,11 +21,13 @@ from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.problem import PlacementProblem
+from placeto.training.checkpoint import UNTRAINED
 from placeto.training.trainer import TrainConfig, train
 
 CHEAP = ("single", "random", "metis", "expert", "heft", "etf")
 ZERO_SHOT = "placeto zero-shot"
 SEARCHES = ("placeto@1000", "anneal@1000", "anneal@10000")
+CONTROLS = {"untrained@1000": 1000, "untrained zero-shot": None}  # the same network before training, by simulations
 PLACERS = (*CHEAP, "hillclimb@1000", *SEARCHES, f"{ZERO_SHOT}=placeto@pass")
 
 
@@ -67,6 +69,7 @@ def main(config: DemoConfig) -> list[Row]:
     print(f"2. Place {config.test_graphs} unseen graphs and compare.", flush=True)
     graphs = load_split(config.family, "test", config.test_graphs)
     specs = [parse_spec(text, run, None, None) for text in PLACERS]
+    specs += [PlacerSpec(label, str(run / UNTRAINED), budget) for label, budget in CONTROLS.items()]
     with ProgressBar("evaluating", total=len(graphs) * len(specs)) as bar:
         rows = evaluate(
             graphs,
@@ -98,13 +101,15 @@ def _verdict(rows: list[Row]) -> str:
     cheap = sum(min(of[placer] for placer in CHEAP) for of in relative.values()) / len(relative)
     gains = {
         placer: 100.0 * (1.0 - sum(of[placer] for of in relative.values()) / len(relative) / cheap)
-        for placer in (ZERO_SHOT, *SEARCHES)
+        for placer in (ZERO_SHOT, *SEARCHES, *CONTROLS)
     }
+    untrained_search, untrained_pass = (f"{gains[control]:.1f} %" for control in CONTROLS)
     searches = ", ".join(f"{placer} {gains[placer]:.1f} %" for placer in SEARCHES)
     return (
         f"Against the best, per graph, of {', '.join(CHEAP)} (mean {cheap:.3f} of one device),\n"
         f"the policy's one pass over graphs that it has never seen is {gains[ZERO_SHOT]:.1f} % faster on the mean;\n"
         f"search, with as many simulations as it says: {searches}.\n"
+        f"The same network before training: one pass {untrained_pass}, search {untrained_search}.\n"
     )
 
 

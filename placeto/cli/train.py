@@ -208,13 +208,13 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
     """
     kept, controls = numbers["hparam/validation"], {"before training": "untrained", "random decisions": "random"}
     beside = {name: numbers.get(f"validation/{tag}_{judged}") for name, tag in controls.items()}
-    shown = "; ".join(f"{name} {value:.4f}" for name, value in beside.items() if value is not None)
-    if "validation/heuristic" in numbers:
-        shown += f"; best cheap heuristic {numbers['validation/heuristic']:.4f}"
+    others = {"METIS": "metis", "best cheap heuristic": "heuristic", "multilevel": "multilevel"}
+    all_controls = beside | {name: numbers.get(f"validation/{tag}") for name, tag in others.items()}
+    shown = "; ".join(f"{name} {value:.4f}" for name, value in all_controls.items() if value is not None)
     if not shown:  # nothing was validated: a run was resumed that had ended
         note("nothing was trained: the run had reached its limit before; to go on, give a higher one")
         return
-    say(f"validation   {kept:.4f} of the best single device; {shown}")
+    say(f"validation   {kept:.4f} ± {numbers['validation/error']:.4f} of the best single device; {shown}")
     better = [name for name, value in beside.items() if value is not None and value <= kept]
     if better:
         note(f"in validation the policy is no better than {' and '.join(better)}: train longer, or look at the curves")

@@ -28,6 +28,8 @@ from placeto.training.saved_types import is_plain
 CheckpointError = TrainingError  # its name before, for one version
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
+UNTRAINED = "untrained.pt"
+"""File in a run's folder with the network before training, so that placers show what training is worth."""
 _DEPTH = 16  # largest depth of dicts and lists inside one another
 _VALUES = 500_000  # most values in all dicts and lists; a value counts once for each place where it is
 

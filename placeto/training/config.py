@@ -203,7 +203,8 @@ class RunConfig:
     device: str = "cpu"
     """Where the network computes: cpu, or cuda, with one GPU for each rank."""
     validate_every: Count = 10
-    """Iterations between validations. Placers use the parameters that were best in validation."""
+    """Iterations between validations; the first ones come after a tenth, a fifth and half of so many. Placers use the
+    parameters that were best in validation."""
     save_every: Count = 5
     """Iterations between checkpoints."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TAGS: Mapping[str, str] = {
-    "makespan/episode_end": "Makespan at the end of an episode, divided by that of the best single device: the mean "
-    "over the iteration's episodes. A placement that a one-shot policy draws is an episode.",
-    "makespan/episode_best": "Best makespan met within an episode, divided by that of the best single device: the "
-    "mean over the iteration's episodes. A one-shot policy meets one placement an episode.",
+    "makespan/episode_end": "Makespan at the end of an episode, divided by that of the best cheap heuristic of the "
+    "same graph: the mean over the iteration's episodes. A placement that a one-shot policy draws is an episode.",
+    "makespan/episode_best": "Best makespan met within an episode, divided by that of the best cheap heuristic of the "
+    "same graph: the mean over the iteration's episodes. A one-shot policy meets one placement an episode.",
     "makespan/best": "Best makespan met since training began, divided by that of the best single device: the mean "
     "over the training graphs of which a placement was met.",
     "validation/end": "Makespan at the end of the policy's most likely decisions, divided by that of the best single "
@@ -30,6 +30,12 @@ TAGS: Mapping[str, str] = {
     "same start.",
     "validation/heuristic": "Control: makespan of the best cheap heuristic, divided by that of the best single device: "
     "the mean over the validation graphs.",
+    "validation/metis": "Control: makespan of METIS, divided by that of the best single device: the mean over the "
+    "validation graphs.",
+    "validation/multilevel": "Control: makespan of `multilevel`, divided by that of the best single device: the mean "
+    "over the validation graphs. It may simulate as often as the cheap heuristics and the policy's moves together.",
+    "validation/error": "Standard error of the mean over the validation graphs, of what chooses the parameters: "
+    "`validation/best_met`, of `placeto-paper` `validation/end`.",
     "schedule/validation": "Schedule of the best placement met of the first validation graph, whenever "
     "`validation/kept` falls: a picture, with times in microseconds.",
     "reward/mean": "Reward, of a move, or of a one-shot policy's placement: the mean over the iteration.",

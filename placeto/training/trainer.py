@@ -25,6 +25,7 @@ from placeto.simulator.schedule import simulate
 from placeto.simulator.threads import set_threads
 from placeto.training.checkpoint import (
     FILE_NAME,
+    UNTRAINED,
     check_shapes,
     find_checkpoint,
     load_checkpoint,
@@ -69,8 +70,9 @@ def train(
 ) -> dict[str, float]:
     """Train a policy on some problems and choose its parameters on others.
 
-    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``; without validation problems also the best
-    placements met, ``placement-0.json`` and so on in the order of the problems. Several processes started by
+    Writes ``checkpoint.pt``, ``untrained.pt`` (the same before training) and tensorboard events to ``config.out``;
+    without validation problems also the best placements met, ``placement-0.json`` and so on in the order of the
+    problems. Several processes started by
     ``torchrun`` train together. Only the first one validates, reports and writes.
 
     Args:
@@ -138,6 +140,8 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
         with _finite(config, state):
             state.controls = _controls(learner, state, run, prepared)
     state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
+    if saved is None and ranks.first:
+        _save(config, state, learner, UNTRAINED)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
     began = time.perf_counter() - state.elapsed  # seconds count from the end of the preparation
@@ -162,7 +166,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
             met = np.isfinite(state.elite_score)
             if met.any():
                 numbers["makespan/best"] = float(state.elite_score[met].mean())
-            if over or state.iteration % config.validate_every == 0:
+            if over or _validates(config, state.iteration):
                 with _finite(config, state):
                     numbers |= validate(learner, state, curves, ranks)
             curves.numbers(numbers, state.iteration, state.simulations)
@@ -236,6 +240,12 @@ def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
     if config.simulations is not None:
         return min(1.0, state.simulations / config.simulations)
     return min(1.0, state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
+
+
+def _validates(config: AnyTrainConfig, iteration: int) -> bool:
+    """Return whether a validation follows an iteration: the curves fall fastest before the first full interval."""
+    every = config.validate_every
+    return iteration % every == 0 or iteration in (every // 10, every // 5, every // 2)
 
 
 def _over(config: AnyTrainConfig, state: TrainState) -> bool:
@@ -313,8 +323,8 @@ def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainC
         state.policy.soften(config.learning.soften)
 
 
-def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
-    """Write the checkpoint.
+def _save(config: AnyTrainConfig, state: TrainState, learner: Learner, file: str = FILE_NAME) -> None:
+    """Write the checkpoint to a file of the run's folder.
 
     Raises:
         TrainingError: it can't be written; the message says how to go on.
@@ -326,7 +336,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
         "devices": state.devices,
         "graphs": state.graphs,
     }
-    path = Path(config.out) / FILE_NAME
+    path = Path(config.out) / file
     try:
         save_checkpoint(made_with | state.saved(), path)
     except OSError as problem:

@@ -1,6 +1,7 @@
-"""Validation of a policy in training on the validation problems, and the same for three controls.
+"""Validation of a policy in training on the validation problems, and the same for its controls.
 
-The controls are the policy before training, uniformly random decisions, and the best cheap heuristic of each problem.
+The controls are the policy before training, uniformly random decisions, METIS, the best cheap heuristic of each
+problem, and a search that needs no training, with as many simulations as that heuristic and the policy together.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.formats.gantt import gantt_figure
+from placeto.heuristics.local_search.multilevel import v_cycles
+from placeto.heuristics.local_search.starts import best_cheap, follow
+from placeto.heuristics.partition import try_metis
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from placeto.training.curves import Curves
 from placeto.training.learners.learner import Learner, TrainState, Validation
@@ -38,6 +44,7 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
         "validation/best_met": float(validation.best_met.mean()),
         "validation/to_heuristic": float(validation.to_heuristic.mean()),
         "validation/kept": state.best_validation,
+        "validation/error": standard_error(validation.judged),
         **{of_graph(name): end for name, end in ends},
         **state.controls,
     }
@@ -55,6 +62,26 @@ def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, flo
             "random_best_met": best_met,
             "heuristic": untrained.best_met / untrained.to_heuristic,
         }
+        rivals = [_rivals(*each) for each in zip(learner.validation.values(), untrained.moves.tolist(), strict=True)]
+        means |= dict(zip(("metis", "multilevel"), np.array(rivals).T, strict=True))
         return {f"validation/{name}": float(values.mean()) for name, values in means.items()}
 
     return ranks.made_by_first(judged)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean of some values; 0 for a single one, of which it isn't known."""
+    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+
+
+def _rivals(problem: PlacementProblem, moves: int) -> tuple[float, float]:
+    """Place a problem by METIS, and by `multilevel` within the simulations of the cheap heuristics and of `moves`.
+
+    Returns their penalised makespans, divided by that of the best single device.
+    """
+    metis, cheap = Evaluator(problem), Evaluator(problem)
+    try_metis(metis, 0)
+    best_cheap(cheap)
+    search = Evaluator(problem, cheap.groups, cheap.simulations + moves)
+    follow(v_cycles, search, 0)
+    return metis.best_score / problem.single_device_us, search.best_score / problem.single_device_us

@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from placeto.capture.trace import capture_training
 from placeto.errors import CaptureError
+from placeto.problem.graph.label_values import NO_MICRO_BATCH
 
 
 class Uncopied(nn.Module):
@@ -58,6 +59,16 @@ def test_two_linear_layers():
 def test_micro_batches_of_a_rank():
     assert mlp(4, micro_batches=4).flops.sum() == mlp(4).flops.sum()
     assert len(collectives(mlp(4, micro_batches=4))) == 8
+
+
+def test_autocast_copies_a_shard_once_for_all_micro_batches():
+    """As it copies a whole parameter: autocast keeps copies of parameters, and a DTensor is one."""
+    for width in (1, 4):
+        graph = mlp(width, micro_batches=4, precision="bf16")
+        copies = [op for op, kind in enumerate(graph.op_types) if kind == "aten._to_copy"]
+        of_weights = [op for op in copies if any(graph.op_types[read] == "parameter" for read in graph.reads[op])]
+        assert len(of_weights) == 6  # weights and biases of three layers
+        assert set(graph.micro_batches[of_weights].tolist()) == {NO_MICRO_BATCH}
 
 
 def test_two_layers_of_llama():

@@ -22,6 +22,6 @@ def test_a_row_of_the_simulator() -> None:
 @pytest.mark.slow
 def test_the_demo_trains_places_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = demo.main(demo.DemoConfig(tmp_path, family="ptb", cluster="2xv100", minutes=0.05, test_graphs=1))
-    assert {row["placer"] for row in rows} >= {"placeto zero-shot", "anneal@1000"}
+    assert {row["placer"] for row in rows} >= {"placeto zero-shot", "anneal@1000", *demo.CONTROLS}
     assert "the policy's one pass over graphs" in capsys.readouterr().out
     assert all((tmp_path / name).is_file() for name in ("table.md", "placement.json", "gantt.png"))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from placeto.placers import load_placer
 from placeto.policies.placeto import PlacetoConfig
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
@@ -69,6 +70,11 @@ def test_controls_are_of_the_network_before_training(tmp_path):
     assert found["validation/untrained_best_met"] == before.best_met.mean()
     assert found["validation/heuristic"] == pytest.approx(learner.held_out.heuristic.mean())
     first = next(iter(learner.validation.values()))
+    metis = [
+        load_placer("metis")(problem).makespan_us / problem.single_device_us for problem in learner.validation.values()
+    ]
+    assert found["validation/metis"] == pytest.approx(np.mean(metis))
+    assert found["validation/multilevel"] <= found["validation/heuristic"]  # it begins with the heuristics
     np.testing.assert_allclose(
         simulate(first, before.placement).makespan_us / first.single_device_us, before.best_met[0]
     )

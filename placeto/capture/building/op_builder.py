@@ -92,7 +92,7 @@ class OpBuilder:
             self.records[-1]["micro_batch"] = 0
         self.leader.append(len(self.leader))
         self.labels.append(label)
-        self.repeated.append(shared and node.op == "call_function" and node.all_input_nodes[0].op != "placeholder")
+        self.repeated.append(shared and node.op == "call_function" and not _is_whole(node.all_input_nodes[0]))
         self.nodes.append([node.name])
         return len(self.records) - 1
 
@@ -134,3 +134,13 @@ class OpBuilder:
         """Colocate two ops."""
         first, second = sorted((self.find(first), self.find(second)))
         self.leader[second] = first
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a node is a tensor of the module, or a view of it in its own shape, as a DTensor's local part is."""
+    while node.target is torch.ops.aten.view.default:
+        (seen,) = node.all_input_nodes
+        if node.meta["val"].shape != seen.meta["val"].shape:
+            return False
+        node = seen
+    return node.op == "placeholder"

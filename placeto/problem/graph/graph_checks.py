@@ -65,9 +65,9 @@ def validate(graph: GraphArrays) -> None:
         check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
 
     if long := [module for module in set(graph.modules) if module.count(".") >= MOST_PARTS]:
-        op = min(map(graph.modules.index, long))
-        parts = graph.modules[op].count(".") + 1
-        raise GraphError(f"op {quote(names[op])}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
+        first = min(map(graph.modules.index, long))
+        name, parts = names[first], graph.modules[first].count(".") + 1
+        raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
     numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
     for key, values in numbers.items():
         _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")
@@ -122,7 +122,7 @@ def _check_texts(names: Sequence[str], values: tuple[Any, ...], key: str, kind: 
     try:
         checked(tuple(set(values)), tuple[kind, ...], GraphError)
     except (GraphError, TypeError):  # what has no hash is no text
-        checked(dict(zip(names, values, strict=True)), dict[str, kind], GraphError, key)  # type: ignore[valid-type]
+        checked(dict(zip(names, values, strict=True)), dict[str, kind], GraphError, key)
 
 
 def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:

@@ -151,17 +151,20 @@ def _bytes_made(graph: ComputationGraph, counted: np.ndarray | bool = True) -> n
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
     """(N,) number of the run that each op is in: consecutive ops of one module in the forward pass of a micro-batch.
 
-    Only forward ops that have a module and take time (`busy`) are in runs; all other ops have -1. Runs are numbered
-    as they first come in topological order. Runs of different micro-batches have the same number if they are the same
-    occurrence of the same module.
+    Only forward ops that have a module and take time (`busy`) are in runs; all other ops have -1, and so have those of
+    no micro-batch in a step in micro-batches, such as copies of parameters. Runs are numbered as they first come in
+    topological order. Runs of different micro-batches have the same number if they are the same occurrence of the same
+    module.
     """
+    split = graph.num_micro_batches > 1
     number: dict[tuple[str, int], int] = {}
     seen: dict[int, dict[str, int]] = {}
     now: dict[int, str] = {}
     where = [NO_MICRO_BATCH] * graph.num_ops
     for op in graph.topological_order.tolist():
         module, micro_batch = graph.modules[op], int(graph.micro_batches[op])
-        if module and busy[op] and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
+        within = micro_batch != NO_MICRO_BATCH or not split
+        if within and module and busy[op] and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
             met = seen.setdefault(micro_batch, {})
             if now.get(micro_batch) != module:
                 met[module], now[micro_batch] = met.get(module, -1) + 1, module

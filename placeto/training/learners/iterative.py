@@ -34,7 +34,16 @@ from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
-from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import (
+    RANDOM,
+    Run,
+    TrainState,
+    Validation,
+    episode_makespans,
+    prepare,
+    seconds,
+    set_learning_rate,
+)
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
 from placeto.training.ranks import Ranks, concatenate
@@ -154,8 +163,7 @@ class IterativeLearner:
             numbers = self._reinforce(state, episodes, makespan, index)
         watch.lap("network")
         return numbers | {
-            "makespan/episode_end": float(makespan[-1].mean()),
-            "makespan/episode_best": float(makespan.min(0).values.mean()),
+            **episode_makespans(makespan.numpy(), family.heuristic[index]),
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
@@ -228,7 +236,8 @@ class IterativeLearner:
         end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
         groups = held_out.batch.instances[0].groups
         ops = expand(groups, end.best_placement[0, : groups.num_groups])
-        return Validation(end.makespan, end.best, end.best / held_out.heuristic, ops, judged=end.best)
+        scores = end.makespan, end.best, end.best / held_out.heuristic
+        return Validation(*scores, ops, judged=end.best, moves=held_out.batch.num_groups)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Return makespans (C,) at the end and best makespans (C,) of random passes from the best starts.

@@ -177,6 +177,7 @@ class Validation:
     to_heuristic: np.ndarray  # (C,) float64, best penalised makespan, relative to the heuristics' best placement
     placement: np.ndarray  # (N,) int64, best placement met of the ops of the first problem
     judged: np.ndarray  # (C,) float64, `end` or `best_met`; parameters with the least mean of it are kept
+    moves: np.ndarray  # (C,) int64, placements simulated on the way there; 1 if the policy places whole graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +231,17 @@ def prepare(
         report(0.0, f"preparing graph {number} of {len(problems)}: {name}")
         prepared.append(prepare_problem(problem))
     return prepared
+
+
+def episode_makespans(makespan: np.ndarray, heuristic: np.ndarray | float) -> dict[str, float]:
+    """Return what an iteration's episodes reach, to log by tag.
+
+    Args:
+        makespan: (T, ..., B), after each of T steps of the episodes, divided by that of the best single device.
+        heuristic: (B,) that of the best cheap heuristic of each episode's problem, divided by the same.
+    """
+    relative = makespan / heuristic
+    return {"makespan/episode_end": float(relative[-1].mean()), "makespan/episode_best": float(relative.min(0).mean())}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> float:

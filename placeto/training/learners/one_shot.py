@@ -29,7 +29,16 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
-from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import (
+    RANDOM,
+    Run,
+    TrainState,
+    Validation,
+    episode_makespans,
+    prepare,
+    seconds,
+    set_learning_rate,
+)
 from placeto.training.losses import Advantages, normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
@@ -142,8 +151,7 @@ class OneShotLearner:
         return {
             **numbers,
             **worth.numbers(),
-            "makespan/episode_end": float(relative.mean()),
-            "makespan/episode_best": float(relative.mean()),
+            **episode_makespans(relative.T[None], family.heuristic[chosen]),
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
@@ -155,7 +163,8 @@ class OneShotLearner:
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
         relative = held_out.score(np.arange(len(placements)), placements)[:, 0]
         first = held_out.batch.problems[0].num_ops
-        return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first], judged=relative)
+        scores = relative, relative, relative / held_out.heuristic
+        return Validation(*scores, placements[0, :first], judged=relative, moves=np.ones(len(relative), np.int64))
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Return makespans (C,) of random placements of the validation problems, twice: as `end` and as `best_met`.

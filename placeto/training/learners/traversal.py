@@ -23,7 +23,16 @@ from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
-from placeto.training.learners.learner import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.learner import (
+    RANDOM,
+    Run,
+    TrainState,
+    Validation,
+    episode_makespans,
+    prepare,
+    seconds,
+    set_learning_rate,
+)
 from placeto.training.losses import Advantages, discounted_returns, step_baseline
 from placeto.training.ranks import concatenate
 from placeto.training.rollout import Stopwatch
@@ -47,6 +56,8 @@ class TraversalLearner:
         self.held_out = prepare(run.validation, one, run.report)
         self.heuristic = np.array([_best_heuristic(walk) for walk, _ in self.held_out])
         walks = self.held_out if run.validation is run.problems else prepare(run.problems, one, run.report)
+        heuristics = self.heuristic if walks is self.held_out else map(_best_heuristic, next(zip(*walks, strict=True)))
+        self.heuristics = [*heuristics]  # of the training problems
         self.walks = [(Walk(walk.instance, run.measure, i), around) for i, (walk, around) in enumerate(walks)]
 
     def initial_state(self) -> TrainState:
@@ -87,8 +98,7 @@ class TraversalLearner:
             "train/gradient_norm": norms,
             "train/learning_rate": lr,
             **worth.numbers(),
-            "makespan/episode_end": float(makespan[-1].mean()),
-            "makespan/episode_best": float(makespan.min(0).values.mean()),
+            **episode_makespans(makespan.numpy(), self.heuristics[index]),
             **seconds(watch, began),
         }
 
@@ -97,7 +107,8 @@ class TraversalLearner:
         ends = [traverse(_policy(state), walk, around, 1).end for walk, around in self.held_out]
         end, best = (np.concatenate([getattr(state, name) for state in ends]) for name in ("makespan", "best"))
         groups = self.held_out[0][0].instance.groups
-        return Validation(end, best, best / self.heuristic, expand(groups, ends[0].best_placement[0]), judged=end)
+        scores, moves = (end, best, best / self.heuristic), np.array([walk.num_groups for walk, _ in self.held_out])
+        return Validation(*scores, expand(groups, ends[0].best_placement[0]), judged=end, moves=moves)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Return makespans (C,) at the end and best makespans (C,), means over `RANDOM` random traversals."""

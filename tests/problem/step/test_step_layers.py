@@ -75,6 +75,26 @@ def test_no_layer_reads_from_a_later_one_nor_its_backward_pass_from_an_earlier_o
                 assert number[src] >= number[dst], (graph.op_names[src], graph.op_names[dst])
 
 
+class Transposed(nn.Module):
+    """Multiplies by a view of a parameter, which autocast copies anew for each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 64) -> (B, 64)."""
+        return torch.relu(x @ self.weight.t())
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_copies_of_parameters_are_no_layers_of_their_own(micro_batches: int) -> None:
+    with torch.device("meta"):
+        module, x = nn.Sequential(*(Transposed() for _ in range(3))), torch.empty(512, 64)
+    graph = capture_training(module, [x], square, micro_batches=micro_batches, precision="bf16")
+    assert len(layers(PlacementProblem(graph, load_cluster("4xv100")), False)) == 3
+
+
 class Recurrent(nn.Module):
     """Cells, each of which reads the states of the one below at all steps: one step of all cells after the other."""
 
