@@ -156,8 +156,9 @@ def _as_long(config: AnyTrainConfig) -> AnyTrainConfig:
 
 def _length(config: AnyTrainConfig) -> str:
     """Return the limit that the learning rate follows."""
-    limits = ((name, getattr(config, name)) for name in _LIMITS)
-    return next((f"--{name} {value:g}" for name, value in limits if value is not None), f"--minutes {DEFAULT_MINUTES:g}")
+    limits = {name: getattr(config, name) for name in _LIMITS}
+    name = next((name for name in _LIMITS if limits[name] is not None), "minutes")
+    return f"--{name} {limits[name] or DEFAULT_MINUTES:g}"
 
 
 def _train(

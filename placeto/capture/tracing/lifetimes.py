@@ -42,7 +42,7 @@ class Lifetimes:
 
     def ignore(self, tensor: Tensor, node: Node, shared: bool = False) -> None:
         """Note of an input or a constant only whether another tensor shares its memory, not when it is freed."""
-        key = _storage(tensor)._cdata
+        key = storage_of(tensor)._cdata
         self._maker.setdefault(key, node)
         if shared or key in self._inside:
             self._shared.add(key)
@@ -54,15 +54,15 @@ class Lifetimes:
 
     def alone(self, tensor: Tensor) -> bool:
         """Whether no other tensor has been noted that shares a tensor's memory."""
-        return _storage(tensor)._cdata not in self._shared
+        return storage_of(tensor)._cdata not in self._shared
 
     def maker(self, tensor: Tensor) -> Node | None:
         """The node that made the memory of a tensor; None if it has not been noted."""
-        return self._maker.get(_storage(tensor)._cdata)
+        return self._maker.get(storage_of(tensor)._cdata)
 
     def note_value(self, tensor: Tensor, node: Node, changed: bool) -> None:
         """Note that a node made a tensor, or, if `changed`, changed it in place."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         key = storage._cdata
         if key not in self._inside:
             self._inside[key], self._maker[key] = {_part(tensor): node}, node
@@ -77,7 +77,7 @@ class Lifetimes:
     def end(self, gradients: Sequence[Tensor]) -> None:
         """End the notes with the step. Nothing is noted of the gradients that it returns, which parameters keep."""
         for gradient in gradients:
-            self._inside.pop(_storage(gradient)._cdata, None)
+            self._inside.pop(storage_of(gradient)._cdata, None)
         for node in (node for inside in self._inside.values() for node in (inside or {}).values()):
             node.meta[HELD] = KEPT
         self._inside.clear()
@@ -91,7 +91,8 @@ class Lifetimes:
             node.meta[HELD] = self._last
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
+    """The storage of a tensor, which isn't recorded."""
     with no_dispatch():
         return tensor.untyped_storage()
 

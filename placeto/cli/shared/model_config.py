@@ -6,7 +6,6 @@ The file is read from this machine. Nothing is downloaded, and no code that come
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from placeto.cli.shared.graphs import is_factory
 from placeto.cli.shared.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
 from placeto.errors import UsageError
 from placeto.planning.numbers import COUNTS
+from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def is_config(argument: str) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = read_json(path, UsageError)
+    except (OSError, UsageError):
         return False
     return isinstance(document, dict) and "model_type" in document
 
@@ -143,7 +143,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     except ImportError:
         raise UsageError(f"{argument}: transformers is needed to build it: pip install transformers") from None
     path = _file(argument)
-    document = json.loads(path.read_bytes())
+    document = read_json(path, UsageError)
     if document.pop("quantization_config", None) is not None:
         raise UsageError(f"{path}: has quantized weights, which can't be captured: take out its quantization_config")
     kind = document["model_type"]
