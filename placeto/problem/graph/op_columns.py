@@ -91,8 +91,8 @@ COLUMNS = {
     "module_inputs": Column(
         "reads",
         _Names,
-        "inputs of the module that an op of the forward pass reads. If it reads no more than the shape of one, `.shape` "
-        "follows the name. For exports; not part of the hash",
+        "inputs of the module that an op of the forward pass reads. If it reads no more than the shape of one, "
+        "`.shape` follows the name. For exports; not part of the hash",
         (),
     ),
     "called_in": Column(
