@@ -114,10 +114,12 @@ def carry_over(traced: GraphModule, retraced: GraphModule) -> None:
         node.meta.pop(HELD, None)
         made_for.setdefault(node.meta.get(SOURCE), []).append(node)
     value: dict[Node, Node] = {}  # node of `traced` -> the node of `retraced` that has its value
+    wholes: list[tuple[Node, Node]] = []  # node that changes a part of a tensor, and the whole after its last change
     latest: dict[Any, Any] = {}  # node of `traced` -> the last node of `retraced` that has run once it has run
     last: Node | None = None
     for node in traced.graph.nodes:
         copies = [copy for copy in made_for.get(node, ()) if _alike(copy, node)]
+        wholes += [(node, copy) for copy in made_for.get(node, ()) if _is_changed_last(copy)]
         if node.target is operator.getitem and (whole := value.get(node.args[0])) is not None:
             copies = [user for user in whole.users if user.target is operator.getitem and user.args[1] == node.args[1]]
         if copies:
@@ -126,9 +128,14 @@ def carry_over(traced: GraphModule, retraced: GraphModule) -> None:
         if last is not None:
             latest[node] = last
     latest[KEPT] = KEPT
-    for node, copy in value.items():
+    for node, copy in (*value.items(), *wholes):
         if (until := latest.get(node.meta.get(HELD))) is not None:
             copy.meta[HELD] = until
+
+
+def _is_changed_last(copy: Node) -> bool:
+    """Whether a node puts a changed part into a tensor of which no further part is changed."""
+    return "_scatter" in copy.name and not any("_scatter" in user.name for user in copy.users)
 
 
 def _alike(first: Node, second: Node) -> bool:
