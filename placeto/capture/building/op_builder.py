@@ -128,7 +128,9 @@ class OpBuilder:
         such as the first state of a recurrent layer, aren't counted.
         """
         outputs, ran = self.records[op]["outputs"], node.meta.get(RAN)
-        into = (ran is not None and ran._schema.is_mutable) or node.target.overloadpacket in _INTO_ZEROS
+        into = (ran is not None and ran._schema.is_mutable) or getattr(
+            node.target, "overloadpacket", None
+        ) in _INTO_ZEROS
         for source in node.all_input_nodes:
             value = self.values.get(source)
             if isinstance(value, FilledValue) and not value.read:
