@@ -73,7 +73,7 @@ class ModelOptions(TrainingOptions):
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
-        if not is_factory(self.model):
+        if not is_factory(self.model) or "://" in self.model:
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
@@ -194,6 +194,15 @@ def _no_model(argument: str) -> str:
     path = Path(argument)
     if path.is_dir():
         return "is a folder without a config.json that says its model_type"
+    if "://" in argument:
+        return "nothing is downloaded: give the model's config.json, as a file"
+    if path.suffix == ".json" and path.is_file():
+        try:
+            document = read_json(path, UsageError)
+        except UsageError as problem:
+            return str(problem).removeprefix(f"{path}: ")
+        if not isinstance(document, dict) or "format" not in document:
+            return "has no model_type, as a config.json of transformers has"
     if path.is_file() or ":" in argument:
         return f"a model is needed, whose step is split into micro-batches, and no graph: {_MODEL_HELP}"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", argument) and not argument.endswith(".json"):
