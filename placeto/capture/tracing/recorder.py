@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from placeto.capture.costing.node_costs import DECOMPOSITIONS
 from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.draws import RAN, carry_draws
-from placeto.capture.tracing.layouts import ON_COPY, on_copy
+from placeto.capture.tracing.layouts import ON_COPY, layouts_of, on_copy
 from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over, storage_of
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
@@ -134,7 +134,7 @@ class _Recorder(TorchDispatchMode):
     def add_input(self, value: Any) -> None:
         """Add a placeholder for an argument."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
-        node.meta |= {"val": _layouts(value), "label": Label()}
+        node.meta |= {"val": layouts_of(value), "label": Label()}
         if isinstance(value, Tensor):
             self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
@@ -218,7 +218,7 @@ class _Recorder(TorchDispatchMode):
         label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
         source = self.labels.source
         ran = func if source is None else source.meta.get(RAN)
-        node.meta |= {"val": _layouts(result), "label": label, SOURCE: source, RAN: ran}
+        node.meta |= {"val": layouts_of(result), "label": label, SOURCE: source, RAN: ran}
         self.lifetimes.ran(node)
         self.labels.draws.ran(node)
         self.sharing.ran(node, _written(func, args, kwargs), self.labels.argument_makers)
@@ -278,7 +278,7 @@ class _Recorder(TorchDispatchMode):
         self.constants += 1
         self.root.register_buffer(name, value)
         node = self.graph.get_attr(name)
-        node.meta |= {"val": _layouts(value), "label": Label()}
+        node.meta |= {"val": layouts_of(value), "label": Label()}
         self.nodes[value] = node
         self.lifetimes.ignore(value, node, shared=True)  # the user's module may hold it as well
         self.sharing.note_value(value, node)
@@ -376,18 +376,6 @@ def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # op -> what is run in its place
-
-
-def _layouts(value: Any) -> Any:
-    """A value with tensors on "meta" in place of its tensors, of the same shape, strides, dtype and size of storage."""
-    if isinstance(value, list | tuple):
-        return [_layouts(part) for part in value]
-    if not isinstance(value, Tensor):
-        return value
-    with no_dispatch():
-        size = value.untyped_storage().nbytes() // value.element_size()
-        whole = torch.empty(size, dtype=value.dtype, device="meta")
-        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 @contextmanager
