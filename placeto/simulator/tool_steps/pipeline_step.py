@@ -54,18 +54,26 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
 
     The order is made from the placement's own order of ops, or from one of the static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
+    plans of transformers on three clusters). If torch needs too much memory for the best order, it is the next one that
+    fits. The second result is of another graph: see `pipeline_step`.
 
     Raises:
         PlanError: torch can't run the placement.
     """
-    problem, chunks = result.problem, _orders(result.schedule())
-    best = min(chunks, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
-    started = best.schedule.order[best.schedule.order < problem.num_ops]
-    order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
+    chunks = sorted(_orders(result.schedule()), key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
+    steps = (_placed(result, made) for made in chunks)
+    best = next(steps)
+    return best if best[1].fits else next((step for step in steps if step[1].fits), best)
+
+
+def _placed(result: PlacementResult, chunks: ChunkOrder) -> tuple[PlacementResult, PlacementResult]:
+    """Return a plan's placement with an order of chunks, and the same as torch runs it."""
+    problem, schedule = result.problem, chunks.schedule
+    started = schedule.order[schedule.order < problem.num_ops]
+    order, schedule = as_listed(problem, schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
-    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=best.plan)
-    return placed, pipeline_step(replace(best, schedule=schedule))
+    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=chunks.plan)
+    return placed, pipeline_step(replace(chunks, schedule=schedule))
 
 
 def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
