@@ -1,8 +1,8 @@
 """Valid documents of every format, and how they are damaged: what `experiments.fuzz` reads.
 
-Documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers) or in
-their bytes, plain and compressed. Weights whose settings are changed get a right checksum, and checkpoints get tensors
-of odd kinds; ONNX models are in `experiments.fuzz_onnx`.
+Documents are changed in structure (fields removed, renamed, doubled, exchanged, given another type, replaced by what
+breaks readers) or in their bytes, plain and compressed. Weights whose settings are changed get a right checksum, and
+checkpoints get tensors of odd kinds; ONNX models are in `experiments.fuzz_onnx`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,22 @@ import torch
 from safetensors.numpy import save
 
 import placeto
+from experiments.fuzz_changes import RAW, change_bytes, change_lines, change_value, places_of
 from experiments.fuzz_checkpoints import checkpoint, odd_tensors
 from experiments.fuzz_onnx import MODELS, change_model, to_bytes
-from placeto.errors import ClusterError, CostsError, GraphError, PlacementError, PlacerError, TrainingError
+from placeto.cli.shared.model_config import is_config, make_model
+from placeto.errors import ClusterError, CostsError, GraphError, PlacementError, PlacerError, TrainingError, UsageError
 from placeto.evaluation.comparison import Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats.graphs_of_others import dnn_partitioning, doppler, pipedream, stg
+from placeto.formats.nvidia import load_machine
 from placeto.formats.onnx_import import onnx_model
 from placeto.formats.placement import PlacementFile, load_placement, save_placement
+from placeto.formats.plan import PlanFile, load_plan, save_plan
 from placeto.placers import load_placer
 from placeto.policies.weights import checksum, load_weights
 from placeto.problem.cluster import Cluster, load_cluster, save_cluster
+from placeto.problem.costs.efficiency import Efficiency, load_efficiency
 from placeto.problem.costs.profiled import Profiled, load_profiled, save_profiled, torch_version
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
@@ -101,6 +106,42 @@ _COSTS = {
     "fits": {"p100": {"*": {"fixed_us": 3.1, "us_per_flop": 2.5e-5, "us_per_byte": 1e-4}}},
     "ops": [{"signature": "mm(f32[2])", "type": "mm", "flops": 6.0, "bytes_accessed": 8.0, "time_us": {"p100": 7.0}}],
 }
+_EFFICIENCY = {
+    "format": "placeto.efficiency/1",
+    "constant": 0.5,
+    "constants": {"cpu": 0.25},
+    "sustained": {"p100": 0.75},
+    "same": {"p40": "p100"},
+    "entries": [
+        {"device": "p100", "dtype": "float32", "kind": "mm", "compute": 0.8, "memory": 0.7, "fixed_us": 4.0}
+        | {"slope": 0.1, "ratios": [1.0, 9.0]}
+    ],
+}
+_STAGES = [
+    {"first_layer": layer, "replicas": [{"device": f"gpu:{layer}", "micro_batches": [0, 1]}], "sharding": layer}
+    for layer in range(2)
+]
+_PLAN = {
+    "format": "placeto.plan/2",
+    **{"kind": "pipeline", "shape": "2 stages", "micro_batches": 2, "order": "own list", "run_by": "torch", "batch": 4},
+    **{"step_us": 2.5, "room": 10**9, "fits": True, "cluster_hash": load_cluster("2xp100").hash},
+    "memory": {"weights": 1, "gradients": 2, "optimizer": 3, "activations": 4, "received": 0},
+    "plan": {
+        **{"layers": 2, "stages": _STAGES, "whole_modules": True, "recomputed": ["net.0"], "width": 1},
+        "chunks": {"gpu:0": ["0F0", "0F1", "0B0", "0B1"], "gpu:1": ["1F0", "1B0", "1F1", "1I1", "1W1"]},
+    },
+    "placement": _PLACEMENT,
+}
+_CONFIG = {
+    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 40},
+    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"hidden_act": "silu", "rope_theta": 1e4, "tie_word_embeddings": False, "pad_token_id": None},
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+_MACHINE = [
+    *(f"GPU {i}: Tesla V100-SXM2-16GB (UUID: GPU-{i})" for i in range(2)),
+    *("      GPU0   GPU1   CPU Affinity", "GPU0    X     NV2    0-19", "GPU1   NV2     X     0-19"),
+]
 _SAVED: dict[str, Any] = load_weights(Path(placeto.__file__).parent / "pretrained" / "placeto.safetensors")
 _PARAMETERS: dict[str, np.ndarray] = _SAVED.pop("best_parameters")
 _NODE = {"supportedOnFpga": 1, "cpuLatency": 2.0, "fpgaLatency": 0.5, "isBackwardNode": 0, "size": 90.0}
@@ -120,54 +161,6 @@ _PROFILE = [
 ]
 _DOPPLER = ["6", "0, 1", "0, 0, 1, 2", "1, 2, 3, 3", "100,40", "70,30", "50,1", "10,1000"]
 _STG = ["3", "0 0 0", "1 20 1 0", "2 15 1 1 6", "3 10 2", "1 5", "2 7", "4 0 1 3", "# Tasks: 3"]
-RAW = ["[" * 100_000 + "]" * 100_000, '{"a":' * 40 + "1" + "}" * 40, "9" * 400, "9" * 5000, "1e400", "-1e400", "NaN"]
-"""JSON that can't be made of Python's values, or only by limits of its own."""
-EVIL: list[Any] = [
-    *(None, True, False, 0, -1, 1, 2, 3, 0.5, -0.0, 1e-300, 5e-324, 1e15, 1e18, 1e25, 1e308),
-    *(10**30, 2**53, 2**62, 2**63),
-    *(
-        "",
-        "a",
-        "0",
-        "²",
-        "k80",
-        "*",
-        "gpu:0",
-        "\x1b[31m",
-        "\ud800",
-        "\n",
-        "é",
-        "x" * 100_000,
-        "x." * 10_000,
-        "training",
-        "1e3",
-        "a\r\nb",
-        "\u202ea",
-        "a\x00b",
-        '$(id)\'"""',
-    ),
-    *([], {}, [[]], ["a"], [0], ["a", 0], ["a", 10**30], [["a", 0]], {"a": 1}, {"k80": 3.0}, [[0, 1e9], [1e9, 0]]),
-    *(f"@raw{i}@" for i in range(len(RAW))),
-]
-TOKENS = [
-    *(
-        "²",
-        "-1",
-        "nan",
-        "inf",
-        "1e400",
-        "9" * 30_000,
-        "",
-        " -- ",
-        "[1.0; 2.0]",
-        "1_0",
-        "\x1b[31m",
-        "node2",
-        "0",
-        "Input",
-    ),
-]
-"""What parts of a line are replaced by."""
 
 
 def _text(document: Any) -> bytes:
@@ -237,8 +230,8 @@ def _weights(state: Any) -> bytes:
 def _change_state(state: Any, rng: random.Random) -> None:
     """Change one value of a checkpoint, or put a tensor of another kind in its place."""
     if rng.random() < 0.5:
-        _change_value(state, rng)
-    elif places := list(_places(state)):
+        change_value(state, rng)
+    elif places := list(places_of(state)):
         holder, key = rng.choice(places)
         holder[key] = rng.choice(odd_tensors())
 
@@ -256,6 +249,27 @@ def _use_costs(costs: Profiled, path: Path) -> None:
     assert load_profiled(path).name == costs.name
 
 
+def _use_efficiency(costs: Efficiency, path: Path) -> None:
+    with suppress(GraphError, CostsError):  # times that are too long
+        PlacementProblem(ComputationGraph.from_ops("g", _OPS), load_cluster("2xp100"), costs)
+
+
+def _use_plan(plan: PlanFile | None, path: Path) -> None:
+    if plan is None:  # a file of another format
+        return
+    with suppress(PlacementError):  # for another graph or cluster
+        plan.check_cluster(load_cluster("2xp100"))
+        plan.placement_with_plan().plan_on(load_cluster("2xp100"))
+    save_plan(plan, path)
+    assert load_plan(path) == plan
+
+
+def _read_config(path: Path) -> Any:
+    if not is_config(str(path)):
+        raise UsageError(f"{path}: no config.json of transformers")
+    return make_model(str(path), 1, 8)
+
+
 def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
     """A mutated document of a format, and the ending of its file's name."""
     found = FORMATS[name]
@@ -269,91 +283,16 @@ def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
         data, suffix = gzip.compress(data, mtime=0), f"{suffix}.gz"
     if how == "bytes":
         for _ in range(rng.choice((1, 1, 2, 8))):
-            data = _change_bytes(data, rng)
+            data = change_bytes(data, rng)
     return data, suffix
 
 
-def _change_value(document: Any, rng: random.Random) -> None:
-    """Change one place of a JSON document."""
-    places = list(_places(document))
-    if not places:
-        return
-    holder, key = rng.choice(places)
-    kind = rng.randrange(8)
-    if kind == 0:
-        del holder[key]
-    elif kind == 1 and isinstance(holder, dict):
-        holder[rng.choice(("extra", "name", "time_us", "", "\x1b[31m"))] = holder.pop(key)
-    elif kind == 1:
-        holder.insert(key, _copied(holder[key]))
-    elif kind == 2:
-        other, where = rng.choice(places)
-        holder[key], other[where] = _copied(other[where]), _copied(holder[key])
-    elif kind in (3, 4) and isinstance(holder[key], int | float):
-        holder[key] = holder[key] * rng.choice((-1, 0.5, 1e-9, 1e9, 10**20))
-    else:
-        holder[key] = _copied(rng.choice(EVIL))
-
-
-def _copied(value: Any) -> Any:
-    """A copy of lists and objects; not of tensors, some kinds of which torch can't copy."""
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if isinstance(value, list) else value
-
-
-def _places(value: Any) -> Any:
-    """Every (list or object, key) in a document."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    for key in keys:
-        yield value, key
-        yield from _places(value[key])
-
-
-def _change_lines(lines: list[str], rng: random.Random) -> None:
-    """Change one line of a profile or of another file of lines."""
-    if not lines:
-        return
-    line = rng.randrange(len(lines))
-    kind = rng.randrange(6)
-    if kind == 0:
-        del lines[line]
-    elif kind == 1:
-        lines.insert(rng.randrange(len(lines)), lines[line])
-    elif kind == 2:
-        lines[line] = lines[line].replace(rng.choice((" -- ", "=", "node", "(", ", ")), rng.choice(TOKENS), 1)
-    else:
-        parts = lines[line].replace("=", " = ").split(" ")
-        parts[rng.randrange(len(parts))] = rng.choice(TOKENS)
-        lines[line] = " ".join(parts).replace(" = ", "=")
-
-
-def _change_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Flip a bit, or cut, double, or insert a few bytes."""
-    start = rng.randrange(len(data) + 1)
-    end = min(len(data), start + rng.choice((1, 4, 40)))
-    kind = rng.randrange(5)
-    if kind == 0 and start < len(data):
-        return data[:start] + bytes([data[start] ^ (1 << rng.randrange(8))]) + data[start + 1 :]
-    if kind == 1:
-        return data[:start] + data[end:]
-    if kind == 2:
-        return data[:end] + data[start:]
-    if kind == 3:
-        return data[:start]
-    return (
-        data[:start]
-        + rng.choice((b"[", b"]", b"{", b'"', b"\\", b"\x00", b"\xff", b"9", b"-", b"e", b"\n"))
-        + data[start:]
-    )
-
-
 def _json(documents: tuple[Any, ...], read: Any, error: type[ValueError], use: Any) -> Format:
-    return Format(documents, ".json", read, error, use, _change_value)
+    return Format(documents, ".json", read, error, use, change_value)
 
 
 def _lines(lines: list[str], suffix: str, module: Any) -> Format:
-    return Format((lines,), suffix, module.load, GraphError, _use_graph, _change_lines)
+    return Format((lines,), suffix, module.load, GraphError, _use_graph, change_lines)
 
 
 FORMATS: dict[str, Format] = {
@@ -372,12 +311,16 @@ FORMATS: dict[str, Format] = {
         _use_rows,
     ),
     "costs": _json((_COSTS,), load_profiled, CostsError, _use_costs),
+    "efficiency": _json((_EFFICIENCY,), load_efficiency, CostsError, _use_efficiency),
+    "plan": _json((_PLAN,), load_plan, PlacementError, _use_plan),
+    "machine": Format((_MACHINE,), ".txt", load_machine, ClusterError, _use_cluster, change_lines),
+    "config": _json((_CONFIG,), _read_config, UsageError, lambda model, path: None),
     "dnn-partitioning": _json((_WORKLOAD,), dnn_partitioning.load, GraphError, _use_graph),
     "PipeDream": _lines(_PROFILE, ".graph.txt", pipedream),
     "DOPPLER": _lines(_DOPPLER, "nodes.txt", doppler),
     "STG": _lines(_STG, ".stg", stg),
     "weights": Format(
-        (_SAVED,), ".safetensors", load_placer, TrainingError, _use_placer, _change_value, _weights, 1 / 2
+        (_SAVED,), ".safetensors", load_placer, TrainingError, _use_placer, change_value, _weights, 1 / 2
     ),
     "checkpoint": Format(
         (_SAVED | {"best_parameters": {name: torch.from_numpy(value) for name, value in _PARAMETERS.items()}},),

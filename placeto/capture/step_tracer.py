@@ -23,6 +23,7 @@ from placeto.capture.module_state.atomic_module import Whole, keeping_tensors
 from placeto.capture.module_state.attributes import Snapshot, attribute
 from placeto.capture.module_state.change_detection import Signature
 from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
+from placeto.capture.tracing.lifetimes import storage_of
 from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.tracing.node_labels import Labels
 from placeto.capture.tracing.recorder import functional, mutates, record
@@ -72,6 +73,14 @@ class StepTracer:
         self._fake_mode = None if run else FakeTensorMode(allow_non_fake_inputs=True)
         self.state = Snapshot(whole)  # the module as it is before the first trace
         self._own_tensors = self.state.tensors()
+        tensors = {"parameter": whole.named_parameters(), "buffer": whole.named_buffers()}
+        self._replaced = {
+            storage_of(tensor)._cdata: f"{whole.title}: the loss, or forward, holds the {kind} "
+            f"{path.removeprefix('module.')!r} itself, or a part of it, which is another tensor while the module is "
+            "traced: read it from the module each time"
+            for kind, named in tensors.items()
+            for path, tensor in named
+        }
 
     def trace(self, sizes: Sizes) -> StepTrace:
         """Trace the step.
@@ -90,9 +99,9 @@ class StepTracer:
             phrases = ", ".join(dict.fromkeys(phrase for _, _, phrase in changes))
             refusal = self._refusal(phrases, signature, traced) if changes else ""
             self.state.restore()
-            writers = self._labels.sharing.writers
-            if writers and not self._is_same_on_copies(signature):
-                for path in writers:
+            receivers = self._labels.sharing.receivers
+            if receivers and not self._is_same_on_copies(signature):
+                for path in receivers:
                     traced.meta["shared"].setdefault(path, {})[path] = None
             self._check_sizes(sizes)  # only now is it known whether the module returns numbers
             if mutates(traced):
@@ -159,7 +168,7 @@ class StepTracer:
         shapes = [_shape(leaf) for leaf in leaves]
         following = self._labels.following(self._whole.module)
         with torch.enable_grad(), following, keeping_tensors(self._whole, names=False):
-            traced = record(step, leaves, self._labels)
+            traced = record(step, leaves, self._labels, self._replaced)
         for leaf, shape in zip(leaves, shapes, strict=True):
             if _shape(leaf) != shape:
                 raise CaptureError(

@@ -170,14 +170,13 @@ def trace_training(
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
-            gradients = gradients_of(value, [*trainable(), *with_gradient], str(name), replaced)
+            gradients = gradients_of(value, [*trainable(), *with_gradient], str(name))
         return [value, *gradients], None
 
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
     labels = Labels()
     loss_modules = modules_of(loss, module) if isinstance(module, nn.Module) else {}
-    replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
     def trainable() -> list[nn.Parameter]:
         parts = nn.ModuleList([module, *loss_modules.values()])

@@ -13,22 +13,26 @@ from tyro.conf import AvoidSubcommands, arg
 from placeto.cli.shared import options as opt
 from placeto.cli.shared.common import find_cluster, note, say
 from placeto.cli.shared.graphs import find_graph, is_factory
-from placeto.errors import UsageError
+from placeto.errors import TrainingError, UsageError
 from placeto.formats.placement import load_placement
 from placeto.placers import load_family, load_split
 from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.messages import within
 from placeto.problem.problem import PlacementProblem
-from placeto.training.checkpoint import FILE_NAME, load_checkpoint
+from placeto.training.checkpoint import FILE_NAME, find_checkpoint, load_checkpoint
 from placeto.training.config import AnyTrainConfig, TraversalTrainConfig, check_config
 from placeto.training.ranks import Ranks
 from placeto.training.recipes import RecipeName, recipe_config
-from placeto.training.trainer import pretrained_config, train
+from placeto.training.settings import check_settings
+from placeto.training.trainer import DEFAULT_MINUTES, pretrained_config, train
 from placeto.training.without_effect import without_effect
 
 _PROFILE_SECONDS = 5.0
+_LIMITS = "iterations", "simulations", "minutes"
+"""Settings that end a run. The first of them that is given says which share of the run is done."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,8 @@ def run(arguments: Arguments) -> None:
     out = Path(config.out)
     if arguments.resume and out.is_dir() and not (out / FILE_NAME).exists():
         raise UsageError(f"--resume: nothing was saved in {out} yet, it has no {FILE_NAME}; leave out --resume")
-    if arguments.resume and config.minutes is None and config.iterations is None and config.simulations is None:
-        before = load_checkpoint(out).get("config", {})
-        limits = {name: before.get(name) for name in ("minutes", "iterations", "simulations")}
-        config = replace(config, **limits)
+    if arguments.resume:
+        config = _as_long(config)
     if (out / FILE_NAME).exists() and not arguments.resume:
         raise UsageError(f"--out {out}: holds a checkpoint already; add --resume to go on, or choose another directory")
     if out.exists() and not out.is_dir():
@@ -130,6 +132,33 @@ def run(arguments: Arguments) -> None:
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
     with Ranks.from_environment(config.device) as ranks:
         _train(replace(arguments, config=config), cluster, costs, initial, ranks)
+
+
+def _as_long(config: AnyTrainConfig) -> AnyTrainConfig:
+    """Return the settings of a resumed run: it ends where it was to end before, unless a limit is given.
+
+    Raises:
+        TrainingError: the checkpoint's limits aren't those of a run.
+    """
+    before = load_checkpoint(config.out).get("config", {})
+    planned = replace(config, **{name: before.get(name) for name in _LIMITS})
+    with within(TrainingError, find_checkpoint(config.out)):
+        check_settings(planned)
+    if all(getattr(config, name) is None for name in _LIMITS):
+        return planned
+    if (now := _length(config)) != (then := _length(planned)):
+        note(
+            f"--resume: the run was planned with {then}, and now has {now}. The learning rate follows the share "
+            "that is done, so that it jumps; to go on as planned, leave out the limit"
+        )
+    return config
+
+
+def _length(config: AnyTrainConfig) -> str:
+    """Return the limit that the learning rate follows."""
+    limits = {name: getattr(config, name) for name in _LIMITS}
+    name = next((name for name in _LIMITS if limits[name] is not None), "minutes")
+    return f"--{name} {limits[name] or DEFAULT_MINUTES:g}"
 
 
 def _train(

@@ -248,7 +248,7 @@ def _path(location: Sequence[Any], document: Any, what: str, missing: bool) -> s
         last = missing and position == len(location) - 1
         if isinstance(value, Mapping) and (part in value or last):
             value = value.get(part)
-            shown = part if isinstance(part, str) and part.isidentifier() else None
+            shown = part if isinstance(part, str) and part.isidentifier() and part in quote(part) else None
             path += f"[{quote(part)}]" if shown is None else f".{shown}" if path else shown
         elif isinstance(value, list | tuple) and isinstance(part, int) and (part < len(value) or last):
             value = value[part] if part < len(value) else None

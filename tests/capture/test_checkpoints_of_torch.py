@@ -68,7 +68,11 @@ def stopped(layer: Any, x: torch.Tensor) -> Any:
     return checkpoints.checkpoint(layer, x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("again", [whole, whole_by_context, stopped])
+def reentrant(layer: Any, x: torch.Tensor) -> Any:
+    return checkpoints.checkpoint(layer, x.clone() if x.requires_grad else x.requires_grad_(), use_reentrant=True)
+
+
+@pytest.mark.parametrize("again", [whole, whole_by_context, stopped, reentrant])
 def test_a_checkpoint_stops_early_where_it_does_in_eager(again: Any) -> None:
     layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     module, x = Made(lambda self, x: again(self.layer, again(self.layer, x)), layer=layer), torch.randn(2, 4)

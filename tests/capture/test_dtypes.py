@@ -60,6 +60,10 @@ RIGHT: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "inputs by number": (functional.embedding, [of(200, dtype=INT), of(400, 300)]),
     "and": (torch.bitwise_and, [of(3, dtype=LONG), of(3, dtype=torch.bool)]),
     "singular": (torch.linalg.inv, [torch.eye(3)]),  # of zeros there is none
+    "large grid": (  # whose formula of shapes asserts
+        lambda x, at: functional.grid_sample(x, at, align_corners=False),
+        [of(64, 8, 16, 32), of(64, 16, 32, 2)],
+    ),
     "values": (lambda x: torch.multinomial(x, 2), [of(2, 4)]),
 }
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.inputs.loss_modules import modules_of
-from placeto.capture.trace import capture_training
+from placeto.capture.trace import capture_inference, capture_training
 from placeto.errors import CaptureError
+from tests.captures import Made
 
 GLOBAL = nn.Linear(2, 2)
 
@@ -52,11 +53,18 @@ def test_functions_that_call_each_other_end() -> None:
     assert not modules_of(first, nn.Linear(2, 2))
 
 
-def test_a_parameter_is_read_from_the_module_itself() -> None:
-    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.empty(3, 4)
-    weight = module[1].weight
-    message = "holds the parameter '1.weight' itself, .*: read it from the module each time"
-    with pytest.raises(CaptureError, match=message):
-        capture_training(module, [x], lambda y: y.mean() + weight.square().sum())
+def test_parameters_and_buffers_are_read_from_the_module_itself() -> None:
+    """Also parts of them, and without a gradient: a placed step would never see a change."""
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.BatchNorm1d(2)), torch.empty(3, 4)
+    weight, mean = module[1].weight, module[2].running_mean
+    for kind, held in (
+        *(("parameter '1.weight'", part) for part in (weight, weight.detach(), weight.data[:1], weight[0])),
+        ("buffer '2.running_mean'", mean),
+    ):
+        with pytest.raises(CaptureError, match=f"holds the {kind} itself, .*: read it from the module each time"):
+            capture_training(module, [x], lambda y, held=held: y.mean() + held.square().sum())
+    aside = Made(lambda m, x: m.inner(x) * m.kept[0], inner=module[1], kept=[weight[:, 0]])
+    with pytest.raises(CaptureError, match=r"holds the parameter 'inner.weight' itself"):
+        capture_inference(aside, [x])
     graph = capture_training(module, [x], lambda y: y.mean() + module[1].weight.square().sum())
-    assert sum(kind == "parameter" for kind in graph.op_types) == 4
+    assert sum(kind == "parameter" for kind in graph.op_types) == 6

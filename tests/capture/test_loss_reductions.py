@@ -44,6 +44,14 @@ TOLD: dict[str, tuple[Loss, Tensor, str]] = {
     "variance": (lambda y, t: (y - t).var(), NUMBERS, "var over samples"),
     "distance": (lambda y, t: torch.dist(y, t), NUMBERS, "dist over samples"),
     "highest": (lambda y, t: (y - t).flatten().topk(2).values.mean(), NUMBERS, "topk over samples"),
+    "contrastive": (lambda y, t: F.cross_entropy(y @ t.T, torch.arange(len(y))), NUMBERS, "compares samples"),
+    "triplets": (lambda y, t: F.triplet_margin_loss(y, t, t.flip(0)), NUMBERS, "compares samples"),
+    "negatives": (lambda y, t: F.cosine_similarity(y, t.roll(1, 0)).mean(), NUMBERS, "compares samples"),
+    "centred": (lambda y, t: (y - y.mean(0)).square().mean(), NUMBERS, "compares samples"),
+    "over samples": (lambda y, t: (y.softmax(0) * t).mean(), NUMBERS, "compares samples"),
+    "sorted": (lambda y, t: F.mse_loss(y.sort(0).values, t.sort(0).values), NUMBERS, "compares samples"),
+    "pairs": (lambda y, t: (y[:, None] - y).square().mean(), NUMBERS, "compares samples"),
+    "distances": (lambda y, t: torch.cdist(y, t).mean(), NUMBERS, "compares samples"),
     "weights": (lambda y, t: F.cross_entropy(y, t, weight=torch.ones(3)), CLASSES, "weights classes"),
 }
 NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
@@ -64,6 +72,9 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
     "product of each": (lambda y, t: torch.einsum("bi,bi->b", y, t).mean(), NUMBERS),
     "sum of means": (lambda y, t: (y - t).square().mean(0).sum(), NUMBERS),
     "means of columns": (lambda y, t: sum(F.mse_loss(y[:, i], t[:, i]) for i in range(3)) / 3, NUMBERS),
+    "softmax of each": (lambda y, t: (y.softmax(1) * t.cumsum(1).flip(1)).mean(), NUMBERS),
+    "pairs in each": (lambda y, t: (y[:, None] * y[:, :, None]).mean(), NUMBERS),
+    "distances in each": (lambda y, t: torch.cdist(y[..., None], t[..., None]).mean(), NUMBERS),
     "flat": (lambda y, t: F.cross_entropy(y.view(-1, 3), t.view(-1)), CLASSES),
     "focal": (lambda y, t: (1 - (e := F.cross_entropy(y, t, reduction="none")).neg().exp()).mul(e).mean(), CLASSES),
 }

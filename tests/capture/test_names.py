@@ -1,6 +1,8 @@
 """Graphs know what a module's tensors and inputs are called where they have no ops for them."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from placeto import load_graph, save_graph
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.graph import ComputationGraph
+from tests.captures import Made
 
 
 class Model(nn.Module):
@@ -46,6 +49,16 @@ def test_second_names_buffers_and_inputs() -> None:
     training = known(capture_training(Model(), INPUTS, lambda y: y.sum()))
     assert {name: training[name] for name in forward} == forward
     assert {name for name in training if training[name][1]} == {"first/addmm", "gt"}, "not what gradients read"
+
+
+def test_inputs_of_which_the_shape_alone_is_read() -> None:
+    cases: list[tuple[Callable[[Any, Tensor], Tensor], str]] = [
+        (lambda m, x: m.inner(x[:1].new_zeros(2, 4)), "inputs[0].shape"),
+        (lambda m, x: m.inner(torch.ones_like(x) + x[:1]), "inputs[0]"),
+    ]
+    for compute, name in cases:
+        graph = capture_inference(Made(compute, inner=nn.Linear(4, 4)), [torch.randn(2, 4)])
+        assert set(filter(None, graph.module_inputs)) == {(name,)}
 
 
 def test_tensors_that_no_op_reads_are_known() -> None:

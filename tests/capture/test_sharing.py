@@ -112,7 +112,32 @@ def test_tensors_that_are_no_arguments() -> None:
     assert needs(capture_inference(named, [X])) == {}
 
 
-def test_modules_that_change_a_list_or_a_mapping_that_they_are_given() -> None:
+def test_a_tensor_from_before_the_step_is_on_one_device() -> None:
+    """What a step has kept for the next ones, such as a table, but no number, and not what a module is given."""
+    table, number = torch.rand(8), torch.tensor(2.0)
+
+    def reads(m: Any, x: Tensor) -> Tensor:
+        return m.inner(x) * table  # type: ignore[no-any-return]
+
+    def both(m: Any, x: Tensor) -> Tensor:
+        return m.second(m.first(x) * table)  # type: ignore[no-any-return]
+
+    def given(m: Any, x: Tensor) -> Tensor:
+        return m.third(m.second(m.first(x), table), table)  # type: ignore[no-any-return]
+
+    takes = Made(lambda m, x, by: m.inner(x) * by, inner=layer())
+    cases: list[tuple[nn.Module, dict[str, tuple[str, ...]]]] = [
+        (nn.Sequential(Made(reads, inner=layer()), layer(), Made(reads, inner=layer())), {"2": ("0",)}),
+        (model(reads, both), {"second": ("",)}),
+        (model(reads, lambda m, x: m.second(m.first(x)) + table), {"second": ("",)}),
+        (model(lambda m, x: m.inner(x) * number, lambda m, x: m.second(m.first(x) * number)), {}),
+        (Made(given, first=layer(), second=takes, third=Made(takes.compute, inner=layer())), {}),
+    ]
+    for module, found in cases:
+        assert needs(capture_inference(module, [X])) == found
+
+
+def test_modules_that_are_given_a_list_or_a_mapping_that_is_changed() -> None:
     """Where others see it: of what is returned, and of what nobody reads later, a copy may be changed."""
 
     def writes(m: Any, x: Tensor, notes: Any) -> Any:
@@ -143,6 +168,15 @@ def test_modules_that_change_a_list_or_a_mapping_that_they_are_given() -> None:
         holder.x = m.inner(x)
         return x
 
+    def keeps(m: Any, x: Tensor, given: Any) -> Any:
+        m.kept = given
+        return m.inner(x)
+
+    def late(m: Any, x: Tensor) -> Tensor:
+        x = m.second(m.first(x), given := [])
+        given.append(x * 2)
+        return m.second.__dict__.pop("kept")[0]  # type: ignore[no-any-return]
+
     def case(second: Forward, make: Forward, read: Forward) -> nn.Module:
         def compute(m: Any, x: Tensor) -> Any:
             given = make(x)
@@ -156,6 +190,8 @@ def test_modules_that_change_a_list_or_a_mapping_that_they_are_given() -> None:
         case(pops, lambda x: [x, x * 2], lambda y, given: given[-1] + y),
         case(counts, lambda x: {"n": 0}, lambda y, given: y * given["n"]),
         case(holds, Holder, lambda y, given: given.x),
+        model(keeps, late),
+        case(lambda m, x, given: (m.inner(x), given), lambda x: [x], lambda y, given: y[0] * (y[1] is given)),
     ]
     kept = [
         case(writes, lambda x: {}, lambda y, given: y["x"]),

@@ -84,6 +84,37 @@ def test_folded_columns_keep_their_bytes() -> None:
     assert_as_measured(twice, lambda y, t: y.square().mean())
 
 
+def filled_in_parts(y: Tensor) -> Tensor:
+    made = torch.zeros_like(y)
+    for part in range(4):
+        made[:, part * 32 : part * 32 + 32] = y[:, part * 32 : part * 32 + 32] * 2
+    return made
+
+
+def doubled_in_part(y: Tensor) -> Tensor:
+    copied = y.clone()
+    copied[:, :8].mul_(2)
+    return copied
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda y: y + torch.ones_like(y),
+        lambda y: torch.where(y > 0, y, torch.zeros_like(y)),
+        lambda y: y * torch.empty_like(y).fill_(2.0),
+        lambda y: torch.zeros_like(y).scatter_(1, (y > 0).long(), y),
+        lambda y: F.rrelu(y, training=True),
+        filled_in_parts,
+        doubled_in_part,
+    ],
+)
+def test_tensors_that_are_filled_take_memory(compute: Callable[[Tensor], Tensor]) -> None:
+    """Not twice, if an op in place puts its result there."""
+    module = Made(lambda self, x: compute(self.layer(x)), layer=nn.Linear(16, 128))
+    assert_as_measured(module, lambda y, t: y.square().mean())
+
+
 def assert_as_measured(module: nn.Module, loss: Callable[..., Tensor]) -> None:
     x, targets = torch.rand(256, 16), [torch.rand(256, 16)]
     schedule = on_one_device(capture_training(module, [x], loss, targets=targets), "2xcpu-core")

@@ -97,7 +97,7 @@ ZOO_FLOPS: dict[str, float] = {
     "frozen": lin(4, 8, 16) + 2 * lin(4, 16, 16) + 3 * lin(4, 16, 4),
     # of each part the first layer is computed again: nothing needs the output of the second
     "checkpoint": 2 * lin(4, 8, 8) + 2 * (4 * lin(4, 8, 16) + 3 * lin(4, 16, 8)),
-    "checkpoint-reentrant": 2 * lin(4, 8, 8) + 2 * (4 * lin(4, 8, 16) + 3 * lin(4, 16, 8)),
+    "checkpoint-reentrant": 2 * lin(4, 8, 8) + 2 * (4 * lin(4, 8, 16) + 4 * lin(4, 16, 8)),
     "spectral": 2 * conv(3, 4, 6, 2 * 3) + 3 * lin(3, 24, 4),
     "video": 2 * conv(2, 4, 64, 27),
     "einsums": einsums(),

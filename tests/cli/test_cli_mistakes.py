@@ -170,6 +170,10 @@ MISTAKES = [
     (f"plan nothing.json {ON}", "'nothing.json': no such file or folder; needed is file.py:function"),
     (f"fits no/config.json {ON}", "'no/config.json': no such file or folder; needed is file.py:function"),
     (f"fits meta-llama/Llama-3.2-1B {ON}", "config.json, from https://huggingface.co/meta-llama/Llama-3.2-1B"),
+    (f"fits https://huggingface.co/a/b {ON}", "nothing is downloaded: give the model's config.json, as a file"),
+    (f"fits cut.json {ON}", "'cut.json': not valid JSON: "),
+    (f"plan untyped.json {ON}", "'untyped.json': has no model_type, as a config.json"),
+    ("simulate g.json --placement p.json --cluster 4xRTX3090", "unknown cluster '4xRTX3090'; did you mean 4xrtx3090? "),
     (f"fits / {ON}", "'/': is a folder without a config.json that says its model_type"),
     ("fits net.py:net --memory 24G", "'24G' must be a size such as 1GB or 512MB; did you mean 24GB? "),
     ("fits net.py:net --memory 24GiB", "did you mean 25.7698GB? "),
@@ -237,6 +241,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("machine.txt").write_text(MACHINE)
     Path("model.onnx").touch()
     Path("config.json").write_text('{"model_type": "llama"}')
+    Path("cut.json").write_text("{")
+    Path("untyped.json").write_text("{}")
     save_graph(ComputationGraph.from_ops("fork", OPS), "g.json")
     placement = {"format": "placeto.placement/1", "placement": dict.fromkeys("abcd", "gpu:0")}
     Path("p.json").write_text(json.dumps(placement))

@@ -7,7 +7,7 @@ import pytest
 
 from placeto.placers import LEARNED
 from placeto.problem.graph import ComputationGraph, save_graph
-from placeto.training.checkpoint import load_checkpoint
+from placeto.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.command_line import OPS, fails, run
 from tests.toys import fork_of_chains
 
@@ -110,6 +110,28 @@ def test_options_without_effect_are_told(tmp_path: Path, capsys: pytest.CaptureF
     given = ("train", tmp_path / "g.json", "--cluster", "2xv100", "--iterations", "1")
     assert run(*given, "--out", tmp_path / "b", "--placer", "mlp", "--learning.quantile", "0.5") == 0
     assert "note: learning.quantile: has no effect, because learning.baseline is samples" in capsys.readouterr().err
+
+
+def test_a_resumed_run_says_if_its_learning_rate_jumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_graph(fork_of_chains(3, 2).graph, tmp_path / "g.json")
+    given = "train", tmp_path / "g.json", "--cluster", "2xv100", "--out", tmp_path / "out", "--placer", "mlp"
+    jumps = "--resume: the run was planned with --iterations 1, and now has {}. The learning rate follows the share"
+    for limit, now in (((), ""), (("--iterations", 2), "--iterations 2"), (("--minutes", 1), "--minutes 1")):
+        if not now:
+            assert run(*given, "--iterations", 1) == 0
+        capsys.readouterr()
+        save_limits(tmp_path / "out", iterations=1)
+        assert run(*given, "--resume", *limit) == 0
+        said = capsys.readouterr().err
+        assert jumps.format(now) in said if now else "planned" not in said
+    save_limits(tmp_path / "out", iterations=[1])
+    assert "checkpoint.pt: iterations must be an integer" in fails(capsys, *given, "--resume")
+
+
+def save_limits(out: Path, **limits: object) -> None:
+    """Change the limits in the checkpoint of a run."""
+    saved = load_checkpoint(out)
+    save_checkpoint(saved | {"config": saved["config"] | limits}, out)
 
 
 def test_the_end_of_a_training_shows_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,27 @@ from placeto.formats.exports import device_map
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.formats.divided import MODELS, WORDS, hugging_face
+from tests.formats.divided import MODELS, WORDS
 from tests.formats.pretended import pretend
+
+
+def hugging_face() -> dict[str, Callable[[], nn.Module]]:
+    """Small models of the library, if it is installed."""
+    try:
+        import transformers as hf
+    except ImportError:
+        return {}
+    sizes: dict[str, Any] = {"vocab_size": 12, "use_cache": False}
+    llama = hf.LlamaConfig(
+        num_hidden_layers=3, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, **sizes
+    )
+    gpt2 = hf.GPT2Config(n_layer=3, n_embd=16, n_head=2, n_positions=16, **sizes)
+    t5 = hf.T5Config(num_layers=2, d_model=16, d_ff=32, num_heads=2, d_kv=8, decoder_start_token_id=0, **sizes)
+    return {
+        "Llama": lambda: hf.LlamaForCausalLM(llama),
+        "GPT2": lambda: hf.GPT2LMHeadModel(gpt2),
+        "T5": lambda: hf.T5ForConditionalGeneration(t5),
+    }
 
 
 def checked(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:

@@ -340,6 +340,26 @@ def notes() -> nn.Module:
     return Made(model, blocks=changing(compute))
 
 
+def kept_notes() -> nn.Module:
+    """Blocks that keep a dictionary that they are given, and read in a second call what the model has written since."""
+
+    def compute(m: Any, x: Tensor, notes: dict[str, Tensor] | None = None) -> Tensor:
+        m.kept = m.kept if notes is None else notes
+        return m.inner(x) + m.kept.get("mean", 0)  # type: ignore[no-any-return]
+
+    def model(m: Any, x: Tensor) -> Tensor:
+        notes: dict[str, Tensor] = {}
+        for block in m.blocks:
+            x = block(x, notes)
+        notes["mean"] = x.mean()
+        x = through(m.blocks, x)
+        for block in m.blocks:
+            block.kept = None
+        return x
+
+    return Made(model, blocks=changing(compute))
+
+
 def states() -> nn.Module:
     """Blocks that change the dictionary that they are given, and return it."""
 
@@ -366,33 +386,14 @@ def grandchildren() -> nn.Module:
     return Made(lambda m, x: through([part["deep"]["layer"] for part in m.parts], x), parts=parts)
 
 
-def hugging_face() -> dict[str, Callable[[], nn.Module]]:
-    """Small models of the library, if it is installed."""
-    try:
-        import transformers as hf
-    except ImportError:
-        return {}
-    sizes: dict[str, Any] = {"vocab_size": 12, "use_cache": False}
-    llama = hf.LlamaConfig(
-        num_hidden_layers=3, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, **sizes
-    )
-    gpt2 = hf.GPT2Config(n_layer=3, n_embd=16, n_head=2, n_positions=16, **sizes)
-    t5 = hf.T5Config(num_layers=2, d_model=16, d_ff=32, num_heads=2, d_kv=8, decoder_start_token_id=0, **sizes)
-    return {
-        "Llama": lambda: hf.LlamaForCausalLM(llama),
-        "GPT2": lambda: hf.GPT2LMHeadModel(gpt2),
-        "T5": lambda: hf.T5ForConditionalGeneration(t5),
-    }
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
         class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
         attention, u_net, wrapped, peeks, stream, cache, shortcuts, activations_in_place, given_back, adapters,
-        far_norm, one_activation, hooked, skips, u_turn, notes, states, passed, grandchildren,
+        far_norm, one_activation, hooked, skips, u_turn, notes, kept_notes, states, passed, grandchildren,
     )
 }  # fmt: skip
 WORDS = {"borrowed", "tied", "shared_embedding"}
-UNDIVIDED = {"scales", "given_back", "notes"}
+UNDIVIDED = {"scales", "given_back", "notes", "kept_notes"}
 """Models that can't be on two devices: an op reads what several of their modules give, or a copy would be changed."""

@@ -104,7 +104,7 @@ def test_notes_name_modules_that_share_tensors() -> None:
 def test_models_that_change_lists_or_mappings_of_others_are_on_one_device() -> None:
     found = placed(divided.notes(), X, {"blocks.1": 1})
     assert len(set(found.modules.values())) == 1
-    why = "blocks.0 changes a list or a mapping that it is given, and accelerate gives it a copy"
+    why = "blocks.0 is given a list or a mapping that is changed, and accelerate gives it a copy"
     assert found.step.notes[0] == f"blocks.1 and blocks.0 share a device: {why}"
     assert set(placed(divided.states(), X, {"blocks.1": 1}).modules.values()) == {0, 1}
 

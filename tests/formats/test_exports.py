@@ -128,7 +128,7 @@ def test_ops_of_a_graphml_file_are_those_of_the_schedule(tmp_path: Path) -> None
 
 
 def test_graphml_has_no_control_characters(tmp_path: Path) -> None:
-    names = ["a\x1b", "a\\x1b", "\x00\ufffe", "tab\tline\n", "<&>\"'", "a\x1b\x07"]
+    names = ["a\x1b", "a\\x1b", "\x00\ufffe", "tab\t\u202eline\n", "<&>\"'", "a\x1b\x07"]
     ops = [{"name": name, "type": name, "module": name, "outputs": [4], "inputs": []} for name in names]
     ops[1]["inputs"] = [[names[0], 0]]
     cluster = load_cluster("2xv100")
@@ -137,7 +137,7 @@ def test_graphml_has_no_control_characters(tmp_path: Path) -> None:
     schedule = simulate(PlacementProblem(graph, replace(cluster, devices=devices)), np.arange(6) % 2)
     save_graphml(schedule, tmp_path / "g.graphml")
     read = nx.read_graphml(tmp_path / "g.graphml")
-    assert list(read) == ["a\\x1b_1", "a\\x1b", "\\x00\\ufffe", "tab\tline\n", "<&>\"'", "a\\x1b\\x07"]
+    assert list(read) == ["a\\x1b_1", "a\\x1b", "\\x00\\ufffe", "tab\\t\\u202eline\n", "<&>\"'", "a\\x1b\\x07"]
     assert list(read.edges()) == [("a\\x1b_1", "a\\x1b")]
     assert {read.nodes[name]["device"] for name in read} == {"gpu:0", "gpu\\x01"}
 

@@ -3,8 +3,8 @@
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import compress
 from typing import Any
 
@@ -77,8 +77,14 @@ def reading_a_table(table: nn.Module, count: int = 4) -> Made:
     return Made(forward, table=table, layers=linears(count, 8))
 
 
+@contextmanager
+def in_both() -> Iterator[None]:
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("region", [nullcontext, torch.no_grad, lambda: torch.autocast("cpu", enabled=False)])
+@pytest.mark.parametrize("region", [nullcontext, torch.no_grad, lambda: torch.autocast("cpu", enabled=False), in_both])
 def test_each_stage_computes_the_tables_that_it_reads(region: Callable[[], Any]) -> None:
     model, x = reading_a_table(Table(region)), torch.rand(4, 8)
     whole = copy.deepcopy(model)

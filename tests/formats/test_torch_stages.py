@@ -160,6 +160,8 @@ def test_every_plan_keeps_its_stages_or_is_refused_before_it_is_placed(name: str
         (lambda x: torch.arange(WIDTH, dtype=x.dtype).cos(), ""),
         (lambda x: torch.ones(len(x), 1).tril(), ""),
         (lambda x: torch.full((len(x), WIDTH), -1.0).triu_(1).exp_(), ""),
+        (lambda x: x.new_full((WIDTH,), 2.0).cos(), ""),  # no value of the input
+        (lambda x: torch.ones_like(x[:, :1].expand(-1, WIDTH)).tril(), ""),
         (lambda x: torch.rand(WIDTH), "more than one stage later"),
         (lambda x: torch.rand(WIDTH).cos(), "more than one stage later"),
         (lambda x: torch.rand_like(torch.arange(WIDTH, dtype=x.dtype).cos()), "more than one stage later"),

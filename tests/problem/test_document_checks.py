@@ -53,6 +53,7 @@ KINDS: dict[str, Any] = {
 @example(value="\ud800")
 @example(value={"\ud800": 1})
 @example(value=["\x1b[2J" * 1000])
+@example(value={"x" * 1000: {}})
 def test_checks_return_or_raise_the_format_s_error_in_one_line(name: str, value: Any) -> None:
     try:
         checked(value, KINDS[name], OwnError, "field")
@@ -125,6 +126,7 @@ def test_records() -> None:
     for record, message in (
         ({"parts": [{"name": "a", "more": 1}]}, r"parts\['a'\].more is unknown; known: name, size"),
         ({"parts": [{"size": 1}]}, r"parts\[0\].name is missing"),
+        ({"parts": [{"name": "a", "x" * 99: 1}]}, r"parts\['a'\]\['x{24,60}\.\.\.x*'\] is unknown"),
         ({"parts": [[1]]}, r"parts\[0\] must be an object, not \[1\]"),
         (
             {"parts": [{"size": -1}, {}]},  # of a list the first fault is told

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import nn
 
 from placeto.formats.exports import torch_pipeline
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
@@ -83,6 +84,18 @@ def test_a_ring_takes_its_transfers_and_additions() -> None:
         part = 8 * LAYER / 4
         addition = 16 * 10.0 + 0.01 * part if measured else 1.0 + 1e-5 * 3 * part
         assert took == pytest.approx(6 * (50.0 + part / 1000.0) + 3 * addition, rel=0.01)
+
+
+def test_what_the_gradients_of_inputs_need_is_kept_until_those_of_weights_are_computed() -> None:
+    """Of two ranks that torch ran, the one with chunks I and W held 327.2 MB; simulated were 247.5, now 327.2."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    step = torch_pipeline(planned(captured(nn.Sequential(*(block() for _ in range(4))), 2), [(0,), (1,)])).step
+    graph = step.problem.graph
+    last = {graph.op_names[source] for source in graph.reads[graph.index["3.2/grad/sum"]]}  # the last op of W
+    assert {"2.0/addmm", "3.0/addmm"} <= last, "what the gradients of GELU have read already"
 
 
 def test_what_a_chunk_takes_beside_its_ops_is_counted() -> None:

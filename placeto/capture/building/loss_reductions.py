@@ -36,6 +36,8 @@ _OTHERS = _packets(
 )
 _PRODUCTS = _packets("mm addmm bmm baddbmm mv dot")
 _SECOND_FACTORS = ("mat2", "batch2", "vec", "tensor")
+_ALONG = _packets("_softmax _log_softmax cumsum cumprod logcumsumexp cummax cummin sort flip roll")
+_DISTANCES = _packets("_cdist_forward _pdist_forward")
 _VIEWS = _packets("view _unsafe_view reshape")
 _LINEAR = {*_MEANS, *_SUMS, *_VIEWS, operator.getitem} | _packets(
     "add sub rsub neg mul div cat stack expand clone _to_copy alias detach select slice squeeze unsqueeze permute "
@@ -47,6 +49,7 @@ _IS_RATIO = (
     "it multiplies or divides two values that depend on the samples, as a masked mean does, and micro-batches count "
     "alike whatever theirs are"
 )
+_IS_COMPARED = "it compares samples with each other, and a micro-batch has fewer of them to compare with"
 _IS_FUNCTION = "it takes {} over samples, and the mean over micro-batches is another number"
 
 
@@ -90,6 +93,10 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
                 states[node] = _combined_further(node, rows, states)  # type: ignore[arg-type]
             elif why := _ignoring(node, batch):
                 states[node] = _Combined(why)
+            elif rows > 1 and _compares(
+                node, apart, len(apart) < sum(source in states for source in node.all_input_nodes)
+            ):
+                states[node] = _Combined(_IS_COMPARED)
             else:
                 state, divided = _of_samples(node, rows, apart), _is_divided(node, rows, states)
                 if isinstance(state, _Apart):
@@ -140,6 +147,31 @@ def _is_absent(node: Node, batch: Mapping[Node, Any]) -> bool:
         return False
     target, value = cast(tuple[Node, Any], node.args)
     return not _layout(target).is_floating_point() and not _holds(target, value, batch)
+
+
+def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool) -> bool:
+    """Whether a value that is made of values with the samples apart compares samples with each other.
+
+    Args:
+        node: the node of the value.
+        apart: those of its sources that have the samples apart -> the dimension.
+        with_combined: whether it is also made of values that combine samples.
+    """
+    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    if None in apart.values():
+        return False
+    dims, named = {source: cast(int, dim) for source, dim in apart.items()}, _arguments(node)
+    if packet in _DISTANCES:
+        return all(dim == _layout(source).dim() - 2 for source, dim in dims.items())
+    if packet in _ALONG:
+        ((source, dim),) = dims.items()
+        return dim in _dims(named.get("dims", named.get("dim")), _layout(source))
+    if packet in _PRODUCTS and len(dims) == 2:
+        first, second = (dim - _layout(source).dim() for source, dim in dims.items())
+        return (first, second) == (-2, -1)  # of the rows of the one with the columns of the other
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return with_combined or len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
+    return False
 
 
 def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apart | _Combined:

@@ -16,13 +16,13 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from placeto.capture.costing.node_costs import nodes_read
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
 from placeto.capture.tracing.node_labels import Label
 from placeto.capture.tracing.sharing import Maker
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import TENSORS
+from placeto.problem.graph.label_values import SHAPE, TENSORS
 from placeto.problem.graph.module_paths import around, inside, unit_of
 from placeto.problem.step.micro_batches import Step
 
@@ -61,22 +61,27 @@ def with_names(
     tensors: list[dict[str, None]] = [dict.fromkeys(also.get(name, ())) for name in graph.op_names]
     arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
     op_of = {node: op for op, names in enumerate(nodes) for node in names}
-    # node that no op stands for -> the placeholders that it is made from
-    behind: dict[Node, dict[Node, None]] = {node: {node: None} for node in sources}
+    # node that no op stands for -> the placeholders that it is made from, and whether of their values
+    behind: dict[Node, dict[Node, bool]] = {node: {node: True} for node in sources}
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
-        read = dict.fromkeys(root for source in nodes_read(node) for root in behind.get(source, ()))
+        read: dict[Node, bool] = {}
+        for source in nodes_read(node):
+            for root, values in behind.get(source, {}).items():
+                read[root] = read.get(root, False) or values
+        if getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE:
+            read = dict.fromkeys(read, False)
         op = op_of.get(node.name)
         if op is None:
             behind[node] = read
             continue
-        for source in read:
+        for source, values in read.items():
             kind, name = sources[source]
             if kind == "tensor":
                 tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
             elif not node.meta["label"].backward:
-                arguments[op][name] = None
+                arguments[op][name if values else f"{name}{SHAPE}"] = None
     unread = _add_unread(tensors, graph, module)
     graph = replace(
         graph,
@@ -108,7 +113,7 @@ def _shared_with(
 ) -> tuple[tuple[str, ...], ...]:
     """(N,) for an op of each module that needs tensors of others themselves, the paths of these others.
 
-    The op's own module is among them if the module changes a list or a mapping that it is given.
+    The op's own module is among them if the module is given a list or a mapping that is changed.
     Parameters aren't among these tensors: the graph says which ops read them. The arguments are those of `with_names`.
     """
     leaves = {path: not list(part.children()) for path, part in module.named_modules(remove_duplicate=False)}

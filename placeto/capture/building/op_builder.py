@@ -13,9 +13,14 @@ from torch.fx import Node
 
 from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel, tensor_bytes
 from placeto.capture.costing.signatures import signature
+from placeto.capture.tracing.draws import RAN
 from placeto.capture.tracing.node_labels import Label
 from placeto.problem.dtypes import DEFAULT
 from placeto.problem.graph.label_values import ATTENTION
+
+aten = torch.ops.aten
+_INTO_ZEROS = {aten.scatter, aten.scatter_add, aten.index_add, aten.index_put, aten.masked_scatter}
+"""Ops that put gradients into zeros: in place, but not while they are traced."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,15 @@ class ParameterValue:
     used: MadeBy | None = None  # the tensor of the parameter's op, which is added at the first use
 
 
+@dataclass(eq=False)
+class FilledValue:
+    """A tensor of another's shape whose values depend on no tensor, such as zeros: its first reader allocates it."""
+
+    bytes: int
+    read: bool = False
+    used: MadeBy | None = None  # the output of its first reader that stands for its memory
+
+
 @dataclass
 class OpBuilder:
     """The op records that have been made so far, and what further ones depend on."""
@@ -53,7 +67,7 @@ class OpBuilder:
     # as in graph files, with numbers in place of names of ops
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
-    values: dict[Node, Any] = field(default_factory=dict)  # MadeBy, tuple of it, BufferValue, ParameterValue, or None
+    values: dict[Node, Any] = field(default_factory=dict)  # MadeBy, tuple of it, one of the other kinds, or None
     counted: set[BufferValue] = field(default_factory=set)  # buffers whose bytes are counted with their first user
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
     labels: list[Label] = field(default_factory=list)  # where each op comes from
@@ -99,13 +113,31 @@ class OpBuilder:
     def add_rests(self, op: int, node: Node, tensors: Sequence[Tensor]) -> None:
         """Append an output that no op reads for each tensor of an op whose storage is larger: for the rest of it."""
         outputs = self.records[op]["outputs"]
-        if node.target is torch.ops.aten.copy.default:  # in place in eager PyTorch, into a part of a tensor
+        if node.target is aten.copy.default:  # in place in eager PyTorch, into a part of a tensor
             return
         for output, tensor in enumerate(tensors):
             rest = tensor.untyped_storage().nbytes() - tensor_bytes(tensor)
             if rest:
                 self.rests[op, len(outputs)] = op, output
                 outputs.append(rest)
+
+    def add_filled(self, op: int, node: Node) -> None:
+        """Append an output that no op reads for each `FilledValue` that an op is the first to read.
+
+        It takes no further memory if eager PyTorch puts the op's result there. Those that are smaller than the result,
+        such as the first state of a recurrent layer, aren't counted.
+        """
+        outputs, ran = self.records[op]["outputs"], node.meta.get(RAN)
+        into = (ran is not None and ran._schema.is_mutable) or getattr(
+            node.target, "overloadpacket", None
+        ) in _INTO_ZEROS
+        for source in node.all_input_nodes:
+            value = self.values.get(source)
+            if isinstance(value, FilledValue) and not value.read:
+                value.read = True
+                if not (into and source is node.args[0]) and value.bytes >= outputs[0]:
+                    value.used = MadeBy(op, len(outputs))
+                    outputs.append(value.bytes)
 
     def cost(self, node: Node) -> dict[str, Any]:
         """The costs of a traced node as fields of an op record."""

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from placeto.capture.building.combining import calls_of, carried_by, joins_of, sums_of
 from placeto.capture.building.idle import homes
-from placeto.capture.building.op_builder import BufferValue, MadeBy, OpBuilder, ParameterValue
+from placeto.capture.building.op_builder import BufferValue, FilledValue, MadeBy, OpBuilder, ParameterValue
 from placeto.capture.building.state_flow import written_back
 from placeto.capture.building.waiting import hold_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
@@ -151,6 +151,7 @@ def _held(
             last_op = len(builder.records) if training or node in outputs else None
         else:
             last_op = latest.get(last_node) if last_node is not None else None
+        value = value.used if isinstance(value, FilledValue) else value
         if last_op is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
             last_ops[key] = max(last_ops.get(key, last_op), last_op)
@@ -172,6 +173,8 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     outputs = value if isinstance(value, list | tuple) else [value]
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     constant = packet in CONSTANT_LIKE or not (sources or draws)
+    if packet in CONSTANT_LIKE and value.numel() > 1:
+        return FilledValue(value.untyped_storage().nbytes())
     if constant or not any(isinstance(o, Tensor) for o in outputs):
         return None
     label = node.meta["label"]
@@ -204,6 +207,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     sizes = list(map(tensor_bytes, tensors))
     op = builder.add(node, label, kind, name, inputs, sizes, shared=cast is not None)  # a cast serves all micro-batches
     builder.add_rests(op, node, tensors)
+    builder.add_filled(op, node)
     builder.read += [
         (op, sum(isinstance(builder.values.get(before), MadeBy) for before in sources[:place]), value)
         for place, value in enumerate(map(builder.values.get, sources))

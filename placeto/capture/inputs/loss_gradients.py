@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,37 +20,28 @@ def requiring_grad(*arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(opened(arguments)) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
-def gradients_of(
-    loss: Tensor, tensors: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
-) -> tuple[Tensor | None, ...]:
+def gradients_of(loss: Tensor, tensors: Sequence[Tensor], name: str) -> tuple[Tensor | None, ...]:
     """The gradient of a loss for each wanted tensor, None where the loss doesn't depend on the tensor.
 
     Args:
         loss: a tensor of one number.
         tensors: all tensors that may get a gradient.
         name: the name of the graph, for messages.
-        replaced: `id` -> path of the module's own parameters, which are replaced by others while it is traced.
 
     Raises:
-        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on one of
-            the replaced parameters.
+        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument.
     """
-    _check_reached(loss, tensors, name, replaced)
+    _check_reached(loss, tensors, name)
     return torch.autograd.grad(loss.reshape(()), tensors, allow_unused=True)
 
 
-def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
+def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str) -> None:
     known_ids = {id(tensor) for tensor in known}
     fake = isinstance(loss, FakeTensor)
     for node in behind(loss):
         reached = getattr(node, "variable", None)
         # a tensor that the step itself makes may require a gradient as well
         foreign = not isinstance(reached, FakeTensor) if fake else isinstance(reached, torch.nn.Parameter)
-        if path := replaced.get(id(reached)):
-            raise CaptureError(
-                f"{name}: the loss, or forward, holds the parameter {path!r} itself, which is another tensor while the "
-                "module is traced: read it from the module each time"
-            )
         if isinstance(reached, Tensor) and id(reached) not in known_ids and foreign:
             raise CaptureError(
                 f"{name}: the loss depends on a trainable tensor of shape {tuple(reached.shape)} that is no parameter "

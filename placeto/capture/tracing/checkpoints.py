@@ -33,7 +33,8 @@ class _WithoutReentry:
         if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
             with torch.no_grad():  # a reentrant checkpoint gives no gradients then
                 return function(*args)
-        return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+        how: Any = {"preserve_rng_state": preserve, "early_stop": False}  # it computes all of the function again
+        return checkpoints.checkpoint(function, *args, use_reentrant=False, **how)
 
 
 def without_reentrant_checkpoints() -> AbstractContextManager[None]:

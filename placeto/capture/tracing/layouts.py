@@ -1,4 +1,4 @@
-"""Layouts of results of ops that PyTorch runs in place, and that stand in a trace as functional ops.
+"""Layouts of tensors without their values, and of results of ops in place that stand in a trace as functional ops.
 
 Some functional ops, such as `aten.masked_fill`, return a contiguous tensor; the op in place leaves the layout as it is.
 Products of another layout round in another way. So the op in place is run, on a copy.
@@ -48,3 +48,15 @@ def on_copy(func: Any, ran: Any, args: Sequence[Any], result: Any) -> OnCopy | N
     names = func.overloadpacket.__name__ + "_", func._overloadname
     is_twin = names == (ran.overloadpacket.__name__, ran._overloadname) and args[0].dtype == result.dtype
     return OnCopy(ran) if is_twin and torch.Tag.nondeterministic_seeded not in ran.tags else None
+
+
+def layouts_of(value: Any) -> Any:
+    """A value with tensors on "meta" in place of its tensors, of the same shape, strides, dtype and size of storage."""
+    if isinstance(value, list | tuple):
+        return [layouts_of(part) for part in value]
+    if not isinstance(value, Tensor):
+        return value
+    with no_dispatch():
+        size = value.untyped_storage().nbytes() // value.element_size()
+        whole = torch.empty(size, dtype=value.dtype, device="meta")
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())

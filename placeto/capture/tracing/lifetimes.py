@@ -42,7 +42,7 @@ class Lifetimes:
 
     def ignore(self, tensor: Tensor, node: Node, shared: bool = False) -> None:
         """Note of an input or a constant only whether another tensor shares its memory, not when it is freed."""
-        key = _storage(tensor)._cdata
+        key = storage_of(tensor)._cdata
         self._maker.setdefault(key, node)
         if shared or key in self._inside:
             self._shared.add(key)
@@ -54,15 +54,15 @@ class Lifetimes:
 
     def alone(self, tensor: Tensor) -> bool:
         """Whether no other tensor has been noted that shares a tensor's memory."""
-        return _storage(tensor)._cdata not in self._shared
+        return storage_of(tensor)._cdata not in self._shared
 
     def maker(self, tensor: Tensor) -> Node | None:
         """The node that made the memory of a tensor; None if it has not been noted."""
-        return self._maker.get(_storage(tensor)._cdata)
+        return self._maker.get(storage_of(tensor)._cdata)
 
     def note_value(self, tensor: Tensor, node: Node, changed: bool) -> None:
         """Note that a node made a tensor, or, if `changed`, changed it in place."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         key = storage._cdata
         if key not in self._inside:
             self._inside[key], self._maker[key] = {_part(tensor): node}, node
@@ -77,7 +77,7 @@ class Lifetimes:
     def end(self, gradients: Sequence[Tensor]) -> None:
         """End the notes with the step. Nothing is noted of the gradients that it returns, which parameters keep."""
         for gradient in gradients:
-            self._inside.pop(_storage(gradient)._cdata, None)
+            self._inside.pop(storage_of(gradient)._cdata, None)
         for node in (node for inside in self._inside.values() for node in (inside or {}).values()):
             node.meta[HELD] = KEPT
         self._inside.clear()
@@ -91,7 +91,8 @@ class Lifetimes:
             node.meta[HELD] = self._last
 
 
-def _storage(tensor: Tensor) -> Any:
+def storage_of(tensor: Tensor) -> Any:
+    """The storage of a tensor, which isn't recorded."""
     with no_dispatch():
         return tensor.untyped_storage()
 
@@ -113,10 +114,12 @@ def carry_over(traced: GraphModule, retraced: GraphModule) -> None:
         node.meta.pop(HELD, None)
         made_for.setdefault(node.meta.get(SOURCE), []).append(node)
     value: dict[Node, Node] = {}  # node of `traced` -> the node of `retraced` that has its value
+    wholes: list[tuple[Node, Node]] = []  # node that changes a part of a tensor, and the whole after its last change
     latest: dict[Any, Any] = {}  # node of `traced` -> the last node of `retraced` that has run once it has run
     last: Node | None = None
     for node in traced.graph.nodes:
         copies = [copy for copy in made_for.get(node, ()) if _alike(copy, node)]
+        wholes += [(node, copy) for copy in made_for.get(node, ()) if _is_changed_last(copy)]
         if node.target is operator.getitem and (whole := value.get(node.args[0])) is not None:
             copies = [user for user in whole.users if user.target is operator.getitem and user.args[1] == node.args[1]]
         if copies:
@@ -125,9 +128,14 @@ def carry_over(traced: GraphModule, retraced: GraphModule) -> None:
         if last is not None:
             latest[node] = last
     latest[KEPT] = KEPT
-    for node, copy in value.items():
+    for node, copy in (*value.items(), *wholes):
         if (until := latest.get(node.meta.get(HELD))) is not None:
             copy.meta[HELD] = until
+
+
+def _is_changed_last(copy: Node) -> bool:
+    """Whether a node puts a changed part into a tensor of which no further part is changed."""
+    return "_scatter" in copy.name and not any("_scatter" in user.name for user in copy.users)
 
 
 def _alike(first: Node, second: Node) -> bool:

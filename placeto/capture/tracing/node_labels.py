@@ -15,7 +15,7 @@ from torch.fx import Node
 from placeto.capture.tracing.dependencies import behind
 from placeto.capture.tracing.draws import Draws
 from placeto.capture.tracing.lifetimes import Lifetimes
-from placeto.capture.tracing.sharing import Content, Sharing, contents, handed_over
+from placeto.capture.tracing.sharing import Makers, Sharing, handed_over
 from placeto.problem.graph.module_paths import inside, unit_of
 from placeto.problem.step.micro_batches import NO_CALL
 
@@ -43,8 +43,7 @@ class _Place(NamedTuple):
     module: str | None = None
     call: int = NO_CALL
     callers: tuple[str, ...] = ()
-    makers: frozenset[Node] = frozenset()  # makers of the tensors that a tool has moved to the device of the module
-    contents: tuple[Content, ...] = ()  # of the lists and mappings that the module is given, before it changes them
+    makers: Makers = frozenset()  # makers of the tensors that a tool has moved to the device of the module
     backward: bool = False
     number: int | None = None  # sequence number of the forward op whose backward is being run
 
@@ -79,7 +78,7 @@ class Labels:
         return replace(source, backward=True, recomputed=False, node=place.number)
 
     @property
-    def argument_makers(self) -> frozenset[Node]:
+    def argument_makers(self) -> Makers:
         """The makers of the tensors in the arguments of the module that is being called."""
         return self._place.makers
 
@@ -109,7 +108,7 @@ class Labels:
             names[submodule].append(path)
         with_tensors = {part for part in names if any(True for _ in (*part.parameters(), *part.buffers()))}
 
-        def moved(place: _Place, path: str) -> frozenset[Node]:
+        def moved(place: _Place, path: str) -> Makers:
             """The makers of what has been moved already when a module is called: hooks of users get no more."""
             return place.makers if inside(place.module or "", unit_of(path)) else frozenset()
 
@@ -126,17 +125,13 @@ class Labels:
         def begin(module: nn.Module, arguments: Any, named: Any) -> Any:
             place, given = self._place, (arguments, tuple(named.values()))
             path = place.module or ""
-            self.sharing.called(path, given, names)
-            makers = place.makers | self.sharing.makers(given)
             hooked = bool(path) and (module in with_tensors or unit_of(path) == path)
-            self._place = place._replace(
-                makers=makers - self.sharing.unmoved(module, given) if makers else makers,
-                contents=tuple(contents(given)) if hooked else (),
-            )
+            self.sharing.called(path, given, names, hooked)
+            makers = place.makers | self.sharing.makers(given)
+            self._place = place._replace(makers=makers - self.sharing.unmoved(module, given) if makers else makers)
             return (handed_over(arguments), handed_over(named)) if hooked and self.handing_over else None
 
         def end(module: nn.Module, arguments: Any, output: Any) -> None:
-            self.sharing.ended(self._place.module or "", self._place.contents)
             self._place = self._place._replace(makers=moved(self._left[-1], self._place.module or ""))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -25,13 +26,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from placeto.capture.costing.node_costs import DECOMPOSITIONS
 from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.draws import RAN, carry_draws
-from placeto.capture.tracing.layouts import ON_COPY, on_copy
-from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over
+from placeto.capture.tracing.layouts import ON_COPY, layouts_of, on_copy
+from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over, storage_of
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
 from placeto.capture.tracing.refused_dtypes import check_dtypes
 from placeto.capture.tracing.sharing import Sharing
 from placeto.capture.tracing.storages import as_stored
+from placeto.errors import CaptureError
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -48,7 +50,12 @@ _DISTRIBUTED = {"DTensor", "AsyncCollectiveTensor"}
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}  # ops that return a layout
 
 
-def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels: Labels) -> GraphModule:
+def record(
+    function: Callable[..., Sequence[Any]],
+    leaves: Sequence[Any],
+    labels: Labels,
+    replaced: Mapping[int, str] = MappingProxyType({}),
+) -> GraphModule:
     """Run a function, and return the graph of the ops that it runs.
 
     Every leaf is a placeholder. Every node has ``meta["label"]`` and ``meta["val"]``, in which tensors on "meta" have
@@ -61,8 +68,12 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
         function: takes the leaves; returns a sequence of tensors and None.
         leaves: tensors, and other values, which ops get as they are.
         labels: gives each op its label.
+        replaced: address of a storage -> why no op may read the tensors in it, for which leaves stand.
+
+    Raises:
+        CaptureError: an op reads a tensor that is replaced.
     """
-    recorder = _Recorder(labels)
+    recorder = _Recorder(labels, replaced)
     for leaf in leaves:
         recorder.add_input(leaf)
     with _own_autocast_cache(), packing_seen(recorder.nodes), recorder:
@@ -105,9 +116,9 @@ class _Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # so that `__torch_dispatch__` is called for them, and refuses them
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, replaced: Mapping[int, str]) -> None:
         super().__init__()
-        self.labels = labels
+        self.labels, self.replaced = labels, replaced
         self.graph = Graph()
         self.root = nn.Module()  # has the constants as buffers
         self.constants = 0
@@ -123,7 +134,7 @@ class _Recorder(TorchDispatchMode):
     def add_input(self, value: Any) -> None:
         """Add a placeholder for an argument."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
-        node.meta |= {"val": _layouts(value), "label": Label()}
+        node.meta |= {"val": layouts_of(value), "label": Label()}
         if isinstance(value, Tensor):
             self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
@@ -207,7 +218,7 @@ class _Recorder(TorchDispatchMode):
         label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
         source = self.labels.source
         ran = func if source is None else source.meta.get(RAN)
-        node.meta |= {"val": _layouts(result), "label": label, SOURCE: source, RAN: ran}
+        node.meta |= {"val": layouts_of(result), "label": label, SOURCE: source, RAN: ran}
         self.lifetimes.ran(node)
         self.labels.draws.ran(node)
         self.sharing.ran(node, _written(func, args, kwargs), self.labels.argument_makers)
@@ -261,11 +272,13 @@ class _Recorder(TorchDispatchMode):
         return value
 
     def _constant(self, value: Tensor) -> Node:
+        if (why := self.replaced.get(storage_of(value)._cdata)) is not None:
+            raise CaptureError(why)
         name = f"constant_{self.constants}"
         self.constants += 1
         self.root.register_buffer(name, value)
         node = self.graph.get_attr(name)
-        node.meta |= {"val": _layouts(value), "label": Label()}
+        node.meta |= {"val": layouts_of(value), "label": Label()}
         self.nodes[value] = node
         self.lifetimes.ignore(value, node, shared=True)  # the user's module may hold it as well
         self.sharing.note_value(value, node)
@@ -363,18 +376,6 @@ def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # op -> what is run in its place
-
-
-def _layouts(value: Any) -> Any:
-    """A value with tensors on "meta" in place of its tensors, of the same shape, strides, dtype and size of storage."""
-    if isinstance(value, list | tuple):
-        return [_layouts(part) for part in value]
-    if not isinstance(value, Tensor):
-        return value
-    with no_dispatch():
-        size = value.untyped_storage().nbytes() // value.element_size()
-        whole = torch.empty(size, dtype=value.dtype, device="meta")
-        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 @contextmanager

@@ -1,30 +1,31 @@
 """Which modules need the tensors of other modules themselves, not copies of them, noted while a step is traced.
 
 Tools that run modules on several devices hand a module copies of its arguments, and nothing else. So a module has to be
-where a tensor was made that it reads without having it as an argument, or that it changes in place. Lists and mappings
-are copied wherever a module is: if it changes one, nobody sees the change.
+where a tensor was made that it reads without having it as an argument, or that it changes in place. A tensor from
+before the step that is no parameter or buffer, such as a table that was kept in the first step, is on one device: so
+modules that read it are together. Lists and mappings are copied wherever a module is: if one is changed later, the
+module and the others don't see the same.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Node
 
-from placeto.capture.tracing.lifetimes import Lifetimes
+from placeto.capture.tracing.lifetimes import Lifetimes, storage_of
 from placeto.problem.graph.module_paths import inside, unit_of
 
 Maker = Node | str
 """The node that made the memory of a tensor, or the path of a module that has tensors."""
+Makers = frozenset[Node | int]
+"""Makers of tensors, or the addresses of those that no op has read yet."""
 _MODULE_STATE = frozenset(vars(nn.Module()))  # names of attributes that every module has
 _DEPTH = 4  # how many references are followed from an object to a tensor in it
-
-Content = tuple[Any, list[Any]]
-"""A list, a mapping or an object with ``to`` that a module is given, and what is in it."""
 
 
 class Sharing:
@@ -33,32 +34,36 @@ class Sharing:
     `found` has the path of a module -> the makers of the tensors that it needs themselves. Of tensors that it changes
     in place these are the ones that are read later outside of its unit, or that are there before the step.
 
-    `writers` has the paths of the modules that change a list or a mapping that they are given, or may change an object.
+    `receivers` has the paths of the modules that are given a list, a mapping or an object with ``to``.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self.found: dict[str, dict[Maker, None]] = {}
-        self.writers: dict[str, None] = {}
+        self.receivers: dict[str, None] = {}
         self._lifetimes = lifetimes
         self._maker: dict[Node, Node] = {}  # of the memory of each node's value
         self._changed: dict[Node, set[str]] = {}  # maker -> modules that have changed its tensor
         self._returned: dict[Node, set[str]] = {}  # maker -> other modules that have returned its tensor
+        self._storage: dict[Node, int] = {}  # of a tensor from before the step, the address
+        self._reader: dict[Node, str] = {}  # of such a tensor, the first module that reads it as no argument
 
     def note_value(self, tensor: Tensor, node: Node) -> None:
         """Note that the value of a node is this tensor, which `Lifetimes` knows."""
         if not node.meta["label"].backward:
             self._maker[node] = self._lifetimes.maker(tensor) or node
+        if node.op == "get_attr":
+            self._storage[node] = storage_of(tensor)._cdata
 
-    def makers(self, values: Any) -> frozenset[Node]:
+    def makers(self, values: Any) -> Makers:
         """The makers of the tensors in arguments that a tool would copy to another device."""
         return self._makers(leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
 
-    def unmoved(self, module: nn.Module, arguments: Any) -> frozenset[Node]:
+    def unmoved(self, module: nn.Module, arguments: Any) -> Makers:
         """The makers of the tensors that a module finds in its attributes, or in objects that no tool looks into."""
         attributes = [value for name, value in vars(module).items() if name not in _MODULE_STATE]
         return self._makers(_within([*attributes, *_objects(arguments)]))
 
-    def ran(self, node: Node, written: Iterable[Node], argument_makers: Collection[Node]) -> None:
+    def ran(self, node: Node, written: Iterable[Node], argument_makers: Makers) -> None:
         """Note that a node has run.
 
         Args:
@@ -74,7 +79,9 @@ class Sharing:
             self._read(maker, label.module)
             origin = maker.meta["label"]
             within = inside(origin.module, unit) or any(inside(caller, unit) for caller in origin.callers)
-            if label.module and not within and maker not in argument_makers and maker.op != "get_attr":
+            if maker.op == "get_attr":
+                self._read_constant(maker, label.module, argument_makers)
+            elif label.module and not within and maker not in argument_makers:
                 self._need(label.module, maker)
         for maker in dict.fromkeys(self._maker.get(source, source) for source in written):
             self._changed.setdefault(maker, set()).add(label.module)
@@ -83,36 +90,49 @@ class Sharing:
             if maker.op == "placeholder":
                 self._read(maker, "")
 
-    def called(self, path: str, arguments: Any, names: Mapping[nn.Module, list[str]]) -> None:
-        """Note that a module is called with these arguments; tools move modules among them to its device."""
+    def called(self, path: str, arguments: Any, names: Mapping[nn.Module, list[str]], hooked: bool) -> None:
+        """Note that a module is called with these arguments; tools move modules among them to its device.
+
+        Args:
+            path: of the module.
+            arguments: those of the call.
+            names: the paths of all modules.
+            hooked: whether a tool hands the module its arguments.
+        """
         for leaf in _moved(arguments):
             for part in leaf.modules() if isinstance(leaf, nn.Module) else ():
                 if part in names and any(True for _ in part.parameters(recurse=False)):
                     self._need(path, names[part][0])
-
-    def ended(self, path: str, given: Iterable[Content]) -> None:
-        """Note that a call has ended of a module that was given this, with what was in it."""
-        if any(map(_has_changed, given)):
-            self.writers[path] = None
+        if hooked and _is_copied(arguments):
+            self.receivers[path] = None
 
     def returned(self, path: str, values: Any) -> None:
         """Note that a module has returned these values."""
         for maker in self.makers(values) if path else ():
-            if not inside(maker.meta["label"].module, unit_of(path)):
+            if isinstance(maker, Node) and not inside(maker.meta["label"].module, unit_of(path)):
                 self._returned.setdefault(maker, set()).add(path)
 
     def end(self, outputs: Any) -> None:
         """Note that the step returns these values."""
         for maker in self.makers(outputs):
-            self._read(maker, "")
+            if isinstance(maker, Node):
+                self._read(maker, "")
 
     def _read(self, maker: Node, reader: str) -> None:
         for module in self._changed.get(maker, ()):
             if not inside(reader, unit_of(module)):
                 self._need(module, maker)
 
-    def _makers(self, tensors: Iterable[Tensor]) -> frozenset[Node]:
-        return frozenset(maker for tensor in tensors if (maker := self._lifetimes.maker(tensor)) is not None)
+    def _read_constant(self, maker: Node, module: str, argument_makers: Makers) -> None:
+        """Note that a module reads a tensor from before the step; one of no dimension may meet those of any device."""
+        if maker.meta["val"].dim() == 0 or not argument_makers.isdisjoint((maker, self._storage[maker])):
+            return
+        first = self._reader.setdefault(maker, module)
+        if unit_of(first) != unit_of(module):
+            self._need(*((module, first) if module else (first, module)))
+
+    def _makers(self, tensors: Iterable[Tensor]) -> Makers:
+        return frozenset(self._lifetimes.maker(tensor) or storage_of(tensor)._cdata for tensor in tensors)
 
     def _need(self, module: str, maker: Maker) -> None:
         self.found.setdefault(module, {})[maker] = None
@@ -141,25 +161,12 @@ def handed_over(values: Any) -> Any:
     return values
 
 
-def contents(values: Any) -> Iterator[Content]:
-    """What is in each list and mapping in arguments, and in objects with ``to``; of the latter that isn't known."""
+def _is_copied(values: Any) -> bool:
+    """Whether a tool hands over a copy of something in arguments that may change: a list, a mapping, an object."""
     if isinstance(values, Tensor | nn.Module):
-        return
-    if hasattr(type(values), "to"):
-        yield values, [object()]
-    elif isinstance(values, Mapping):
-        yield values, [*values.keys(), *values.values()]
-    elif isinstance(values, list):
-        yield values, list(values)
-    if isinstance(values, list | tuple | Mapping):
-        for part in values.values() if isinstance(values, Mapping) else values:
-            yield from contents(part)
-
-
-def _has_changed(content: Content) -> bool:
-    value, before = content
-    _, now = next(contents(value))
-    return len(now) != len(before) or any(part is not earlier for part, earlier in zip(now, before, strict=True))
+        return False
+    changes = isinstance(values, list | Mapping) or hasattr(type(values), "to")
+    return changes or (isinstance(values, tuple) and any(map(_is_copied, values)))
 
 
 def _objects(values: Any) -> Iterator[Any]:

@@ -6,7 +6,6 @@ The file is read from this machine. Nothing is downloaded, and no code that come
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from placeto.cli.shared.graphs import is_factory
 from placeto.cli.shared.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
 from placeto.errors import UsageError
 from placeto.planning.numbers import COUNTS
+from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ModelOptions(TrainingOptions):
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
-        if not is_factory(self.model):
+        if not is_factory(self.model) or "://" in self.model:
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
@@ -114,8 +114,8 @@ def is_config(argument: str) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = read_json(path, UsageError)
+    except (OSError, UsageError):
         return False
     return isinstance(document, dict) and "model_type" in document
 
@@ -143,7 +143,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     except ImportError:
         raise UsageError(f"{argument}: transformers is needed to build it: pip install transformers") from None
     path = _file(argument)
-    document = json.loads(path.read_bytes())
+    document = read_json(path, UsageError)
     if document.pop("quantization_config", None) is not None:
         raise UsageError(f"{path}: has quantized weights, which can't be captured: take out its quantization_config")
     kind = document["model_type"]
@@ -194,6 +194,15 @@ def _no_model(argument: str) -> str:
     path = Path(argument)
     if path.is_dir():
         return "is a folder without a config.json that says its model_type"
+    if "://" in argument:
+        return "nothing is downloaded: give the model's config.json, as a file"
+    if path.suffix == ".json" and path.is_file():
+        try:
+            document = read_json(path, UsageError)
+        except UsageError as problem:
+            return str(problem).removeprefix(f"{path}: ")
+        if not isinstance(document, dict) or "format" not in document:
+            return "has no model_type, as a config.json of transformers has"
     if path.is_file() or ":" in argument:
         return f"a model is needed, whose step is split into micro-batches, and no graph: {_MODEL_HELP}"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", argument) and not argument.endswith(".json"):

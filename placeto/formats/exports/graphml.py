@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 import networkx as nx
 
+from placeto.plumbing.terminal import printable
 from placeto.problem.files import atomic_write
 from placeto.simulator.schedule import Schedule
-
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def save_graphml(schedule: Schedule, path: str | Path) -> None:
     """Write the ops of a schedule as nodes, and an edge for each op that reads a tensor of another op.
 
     A node has the op's type, module, device, and start and end in microseconds; an edge has the tensor's bytes.
-    Characters that XML doesn't have are spelled out, as in "\\x1b".
+    Control characters and marks of direction are spelled out, as in "\\x1b".
 
     Raises:
         OSError: the file can't be written.
     """
     problem = schedule.problem
-    graph, devices = problem.graph, [_text(name) for name in problem.cluster.device_names]
+    graph, devices = problem.graph, [printable(name) for name in problem.cluster.device_names]
     names = _unique(graph.op_names)
-    drawing = nx.MultiDiGraph(name=_text(graph.name))
+    drawing = nx.MultiDiGraph(name=printable(graph.name))
     for op, name in enumerate(names):
         drawing.add_node(
             name,
-            type=_text(graph.op_types[op]),
-            module=_text(graph.modules[op]),
+            type=printable(graph.op_types[op]),
+            module=printable(graph.modules[op]),
             device=devices[schedule.placement[op]],
             start_us=float(schedule.start_us[op]),
             end_us=float(schedule.finish_us[op]),
@@ -44,15 +42,11 @@ def save_graphml(schedule: Schedule, path: str | Path) -> None:
         nx.write_graphml(drawing, temporary)
 
 
-def _text(text: str) -> str:
-    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return the names of ops with only characters that XML has; they still differ from each other."""
+    """Return the names of ops with what can't be printed spelled out; they still differ from each other."""
     taken, unique = set(names), []
     for name in names:
-        text = _text(name)
+        text = printable(name)
         if text != name:
             text = next(new for number in count() if (new := f"{text}_{number}" if number else text) not in taken)
             taken.add(text)

@@ -78,6 +78,8 @@ def without_regions(traced: Any, gradients: bool = True) -> Any:
             reader.replace_all_uses_with(outputs[reader.args[1]])
             graph.erase_node(reader)
         graph.erase_node(node)
+        if not region.users:
+            graph.erase_node(region)  # it would be looked for in the program around
     return traced
 
 

@@ -101,8 +101,10 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
                 f"cluster {quote(str(name_or_path))}: the name of a cluster file must end in .json or .json.gz "
                 "(`placeto cluster` makes one of what nvidia-smi prints)"
             )
-        near = get_close_matches(str(name_or_path).lower(), CLUSTERS, 1, 0.75)
-        meant = f"; did you mean {near[0]}? Presets" if near else ": presets"
+        near = str(name_or_path).lower()
+        if of_kinds(near) is None:
+            near = next(iter(get_close_matches(near, CLUSTERS, 1, 0.75)), "")
+        meant = f"; did you mean {near}? Presets" if near else ": presets"
         raise ClusterError(
             f"unknown cluster {quote(str(name_or_path))}{meant} are {', '.join(CLUSTERS)}; others are "
             f"numbers of boards, such as 4xrtx3090, of the kinds {', '.join(KINDS)}; or name a .json file, as "

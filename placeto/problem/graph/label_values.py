@@ -33,5 +33,7 @@ GRADIENT = "gradient"
 """Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
 ADDITION = "aten.add"
 """Type of the ops that add up gradients."""
+SHAPE = ".shape"
+"""How the names of inputs end of which an op reads no value."""
 NO_MICRO_BATCH = -1
 """The number of the micro-batch of an op that belongs to all of them."""

@@ -98,7 +98,8 @@ COLUMNS = {
     "module_inputs": Column(
         "reads",
         _Names,
-        "inputs of the module that an op of the forward pass reads. For exports; not part of the hash",
+        "inputs of the module that an op of the forward pass reads. If it reads no more than the shape of one, "
+        "`.shape` follows the name. For exports; not part of the hash",
         (),
     ),
     "called_in": Column(
@@ -119,7 +120,7 @@ COLUMNS = {
         "shared_with",
         _Names,
         'paths of the modules, `""` for the model itself, whose tensors the op\'s module changes in place, or reads '
-        "without getting them as arguments; its own path if it changes a list or a mapping that it is given, and "
+        "without getting them as arguments; its own path if it is given a list or a mapping that is changed, and "
         "others see the change. One op of such a module has them. For exports; not part of the hash",
         (),
     ),

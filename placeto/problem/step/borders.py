@@ -19,7 +19,15 @@ import numpy as np
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around, inside
-from placeto.problem.step.forward_pass import ModuleSpan, before_loss, in_first, in_forward, module_spans, tables
+from placeto.problem.step.forward_pass import (
+    ModuleSpan,
+    before_loss,
+    in_first,
+    in_forward,
+    inputs_read,
+    module_spans,
+    tables,
+)
 
 BEGINNING, END = "beginning", "end"
 _NOWHERE = -1
@@ -193,7 +201,7 @@ class _Facts:
         self.edges = np.flatnonzero(between)
         outputs = [int(src[e]) for e in self.edges if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
         self.output = min(outputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
-        self.input = max((op for op in program.tolist() if graph.module_inputs[op]), default=_NOWHERE)
+        self.input = max((op for op in program.tolist() if inputs_read(graph, op)), default=_NOWHERE)
         self.parameters = self._readers()
 
     def _readers(self) -> list[tuple[int, int, int]]:
@@ -227,7 +235,7 @@ class _Facts:
             return replace(
                 cut,
                 why=f"behind it {graph.op_names[self.input]} reads the model's input "
-                f"{graph.module_inputs[self.input][0]}; torch gives inputs to the first stage only: pass it on through "
+                f"{inputs_read(graph, self.input)[0]}; torch gives inputs to the first stage only: pass it on through "
                 "the modules before, or use fewer stages",
             )
         if self.output != _NOWHERE and place[self.output] < cut.place:

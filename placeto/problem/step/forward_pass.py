@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.label_values import NO_MICRO_BATCH, OPTIMIZER, TENSORS
+from placeto.problem.graph.label_values import NO_MICRO_BATCH, OPTIMIZER, SHAPE, TENSORS
 from placeto.problem.graph.module_paths import LOSS, around
 
 _BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
@@ -49,12 +49,17 @@ def tables(graph: ComputationGraph) -> np.ndarray:
     """
     table = before_loss(graph) & (graph.micro_batches != NO_MICRO_BATCH)
     for op in graph.topological_order.tolist():
-        own = not graph.module_inputs[op] and not _DRAWS.search(graph.op_types[op])
+        own = not inputs_read(graph, op) and not _DRAWS.search(graph.op_types[op])
         table[op] &= own and all(
             table[source] or (graph.micro_batches[source] == NO_MICRO_BATCH and not graph.trained_bytes[source])
             for source in graph.reads[op]
         )
     return frozen(table)
+
+
+def inputs_read(graph: ComputationGraph, op: int) -> list[str]:
+    """Return the names of the module's inputs whose values an op reads, not their shapes alone."""
+    return [name for name in graph.module_inputs[op] if not name.endswith(SHAPE)]
 
 
 def in_first(graph: ComputationGraph) -> np.ndarray:

@@ -9,8 +9,8 @@ So a module shares a device with modules that call it without containing it, as 
 It also shares one with those whose tensors it changes in place, as a copy would be changed, or reads without getting
 them as arguments. But a module without tensors that others call gets no entry in a map: it runs where it is called.
 
-Each module gets copies of the lists and mappings in its arguments, on any device. So a model in which a module changes
-one that others see is on one device as a whole, where accelerate has no hooks.
+Each module gets copies of the lists and mappings in its arguments, on any device. So a model is on one device as a
+whole, where accelerate has no hooks, if it computes something else on copies: if one is changed that others see.
 
 Units are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
 _SHARED = "{} changes a tensor of {} in place, or reads one that is no argument"
-_LOST = "{} changes a list or a mapping that it is given, and accelerate gives it a copy"
+_LOST = "{} is given a list or a mapping that is changed, and accelerate gives it a copy"
 _LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 

@@ -1,7 +1,8 @@
 """The step of a pipeline in whole chunks, as torchrun runs it, with the parameters of a stage on each replica.
 
 A rank has a buffer for each tensor that it receives from another stage, of each micro-batch, for the whole step. A
-tensor that arrives before its chunk begins counts twice until then. After its last chunk a rank adds up the gradients
+tensor that arrives before its chunk begins counts twice until then. Of a backward pass in two chunks, the first frees
+nothing that the forward pass has kept. After its last chunk a rank adds up the gradients
 of its stages with the other replicas, by all-reduce in a ring in the order of the cluster, and divides them by the
 number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. Each device keeps to
 the list of its chunks. A stage that reads tables of a stage before it, which depend on no input and no weight, computes
@@ -53,18 +54,26 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
 
     The order is made from the placement's own order of ops, or from one of the static orders. Chunks in the fastest
     order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). The second result is of another graph: see `pipeline_step`.
+    plans of transformers on three clusters). If torch needs too much memory for the best order, it is the next one that
+    fits. The second result is of another graph: see `pipeline_step`.
 
     Raises:
         PlanError: torch can't run the placement.
     """
-    problem, chunks = result.problem, _orders(result.schedule())
-    best = min(chunks, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
-    started = best.schedule.order[best.schedule.order < problem.num_ops]
-    order, schedule = as_listed(problem, best.schedule.placement[: problem.num_ops], started)
+    chunks = sorted(_orders(result.schedule()), key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
+    steps = (_placed(result, made) for made in chunks)
+    best = next(steps)
+    return best if best[1].fits else next((step for step in steps if step[1].fits), best)
+
+
+def _placed(result: PlacementResult, chunks: ChunkOrder) -> tuple[PlacementResult, PlacementResult]:
+    """Return a plan's placement with an order of chunks, and the same as torch runs it."""
+    problem, schedule = result.problem, chunks.schedule
+    started = schedule.order[schedule.order < problem.num_ops]
+    order, schedule = as_listed(problem, schedule.placement[: problem.num_ops], started)
     placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
-    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=best.plan)
-    return placed, pipeline_step(replace(best, schedule=schedule))
+    placed = replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order, plan=chunks.plan)
+    return placed, pipeline_step(replace(chunks, schedule=schedule))
 
 
 def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
@@ -213,6 +222,30 @@ def _add_chunks(
                 totals[home] = step.add(name, device, fields | {"resident_outputs": [0]}, like=adding[home])
     for (tensor, _), (number, _) in received.items():
         step.wait(number, step.made(tensor))
+    for ops in lists:
+        _keep_for_weights(step, [op for op in ops if stage[op] >= 0], stage, kinds)
+
+
+def _keep_for_weights(step: StepGraph, ops: Sequence[int], stage: np.ndarray, kinds: Sequence[str]) -> None:
+    """Let a device keep all that a backward pass for inputs (I) reads of its forward pass until W ends, as torch does.
+
+    torch runs I on a graph of autograd that it needs again for W.
+    """
+    graph, made, read = step.captured, dict[int, tuple[int, int]](), defaultdict[tuple[int, int], dict[int, None]](dict)
+    last = dict[tuple[int, int], int]()  # stage and micro-batch -> the last op of W
+    for op in ops:
+        key = int(stage[op]), int(graph.micro_batches[op])
+        if kinds[op] == "F":
+            made[op] = key
+        elif kinds[op] == "W":
+            last[key] = op
+        elif kinds[op] == "I":
+            for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
+                if made.get(int(graph.edge_src[edge])) == key:
+                    read[key][int(graph.edge_tensor[edge])] = None
+    for key, op in last.items():
+        for tensor in read[key]:
+            step.wait(int(step.number[op]), step.made(tensor))
 
 
 def _receive(step: StepGraph, tensor: int, device: int, micro_batch: int) -> Output:
