@@ -264,13 +264,16 @@ class _Recomputed:
 
     def _uncached(self) -> dict[int, int]:
         """Casts of parameters, which autocast keeps for further readers -> the op at whose end it frees them."""
-        one, casts = self.one, list[int]()
-        for op in np.flatnonzero(self.forward).tolist():
-            if one.op_types[op] == "aten._to_copy" and all(one.op_types[read] in TENSORS for read in one.reads[op]):
-                casts.append(op)
+        one, casts = self.one, _casts(self.one, np.flatnonzero(self.forward))
         until = [int(one.held_until[tensor]) for op in casts for tensor in range(*one.output_ptr[op : op + 2])]
         ends = [op for op in until if op != NOT_HELD and not self.backward[op]]
         return dict.fromkeys(casts, max(ends or np.flatnonzero(self.forward).tolist()))
+
+
+def _casts(graph: ComputationGraph, ops: np.ndarray) -> list[int]:
+    """Return those of the ops that cast parameters to another dtype."""
+    casts = [op for op in ops.tolist() if graph.op_types[op] == "aten._to_copy"]
+    return [op for op in casts if all(graph.op_types[read] in TENSORS for read in graph.reads[op])]
 
 
 @lru_cache(maxsize=16)
@@ -314,12 +317,15 @@ def recomputable(graph: ComputationGraph) -> tuple[str, ...]:
 def _freed(graph: ComputationGraph, program: np.ndarray) -> Counter[str]:
     """Return the bytes that recomputing each module frees: kept tensors of a micro-batch that nothing outside reads.
 
+    Casts of parameters don't count: autocast keeps them for the whole forward pass.
+
     Args:
         graph: captured.
         program: (F,) the ops of a micro-batch's forward pass in program order.
     """
     backward = [part in BACKWARD_PASSES for part in graph.passes]
-    computed, around_readers, kept = {*program.tolist()}, dict[int, list[str]](), set[int]()
+    computed = {*program.tolist()} - {*_casts(graph, program)}
+    around_readers, kept = dict[int, list[str]](), set[int]()
     edges = zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), graph.edge_tensor.tolist(), strict=True)
     for src, dst, tensor in edges:
         if src in computed and graph.passes[dst] != RECOMPUTATION:
