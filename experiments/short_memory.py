@@ -210,7 +210,7 @@ def _random(problem_of: ProblemOf, step: PlannedStep | None, batch: int, free_us
     drawn = list[PlannedStep]()
     for _ in range(DRAWS):
         blocks = sorted(draw.choice(whole, len(plan.recomputed), replace=False).tolist())
-        other = replace(plan, recomputed=tuple(costs.paths[block] for block in blocks))
+        other = replace(plan, recomputed=tuple(costs.paths[block] for block in blocks), chunks=())
         if len(plan.devices) > 1:
             chunks, on = (
                 by_chunks(problem, costs, other, problem.cluster.memory.astype(float)).chunks,
