@@ -76,18 +76,18 @@ def _vit() -> TrainingStep:
 
 MODELS: Mapping[str, tuple[Callable[[], TrainingStep], int]] = {
     "GPT 12": (_gpt, 64),
-    "BERT-large": (lambda: bert.training_step(bert.Network(24, 1024, 256, 64)), 64),
     "U-net": (lambda: unet.training_step(unet.Network(4, 64, 512, 32)), 32),
     "ViT-L": (_vit, 64),
+    "BERT-large": (lambda: bert.training_step(bert.Network(24, 1024, 256, 64)), 64),
 }
 """Makes the step, and the number of its samples."""
 ROWS = (
     ("GPT 12", "4xv100", 0.4),
     ("GPT 12", "4xv100", 0.2),
     ("GPT 12", "2x4xv100", 0.5),
-    ("BERT-large", "4xv100", 0.2),
-    ("ViT-L", "4xv100", 0.2),
     ("U-net", "4xv100", 0.2),
+    ("ViT-L", "4xv100", 0.2),
+    ("BERT-large", "4xv100", 0.2),
 )
 """Models, clusters and shares of the memory of the first table."""
 
