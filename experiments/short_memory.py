@@ -1,10 +1,11 @@
 """How much longer does a step take where memory is short, if blocks are recomputed, and if they aren't?
 
-python -m experiments.short_memory [--models NAME ...] [--shares 0.8 0.5 0.3 0.2] [--between 0.1 0.25 0.5] [--workers 1]
+python -m experiments.short_memory [--models NAME ...] [--between 0.1 0.5] [--workers 1]
 
 The first table is about `placeto plan` without a search for a free placement. Each device has a share of the memory
 that the fullest device of the best way needs without a limit. "None" is the best way that fits without recomputation;
-"all" is the plan of the step in which all blocks are recomputed; "plan" chooses the blocks itself. Numbers are
+"all" is the best way of the step in which all blocks are recomputed; "plan" chooses the blocks itself. "Random" is the
+way of "plan" with as many blocks in random places: the mean of the draws that fit, and how many fit. Numbers are
 makespans divided by that of the best way without a limit. "-" says that nothing fits. Seconds are of one process, of
 `plan` with the limit and without.
 
@@ -12,7 +13,7 @@ The second table is about pipelines in eight micro-batches, with one stage on ea
 of the best pipeline with all blocks recomputed and of that without recomputation: 0 is the former, 1 the latter. "None"
 is the best of the plans that are tried without a limit. The others are found by the search that chooses borders and
 blocks: if it may recompute no block, if all are recomputed but those in which a stage begins, and if it chooses. The
-picture shows the same numbers for many sizes of memory.
+picture shows the same numbers for further sizes of memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,26 +36,32 @@ from experiments.command import command
 from experiments.harness import measure_cells
 from experiments.models_in_micro_batches import VisionTransformer
 from experiments.tables import machine, markdown, publish
-from graphs import bert, llama, moe, unet
+from graphs import bert, llama, unet
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
+from placeto.heuristics.plan_chunks import order_of_ops
 from placeto.heuristics.plans import make_plan, ranked_plans
-from placeto.heuristics.stage_memory import BlockCosts, block_costs, fitting_stages
+from placeto.heuristics.stage_memory import BlockCosts, block_costs, by_chunks, fitting_stages
+from placeto.planning.collecting import collected_seldom
+from placeto.planning.numbers import Numbers, ProblemOf
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.short_memory import fastest_near
-from placeto.planning.single_ways import in_order
-from placeto.planning.ways import plain_ways, plans_of
+from placeto.planning.single_ways import in_order, one_device, replicas_of
+from placeto.planning.ways import _planned_ways, plain_ways
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
 from placeto.problem.step.recomputation import recomputable, recomputed
 
-COUNTS = (1, 2, 4, 8, 16)
+COUNTS = (1, 4, 16)
 PIPELINE_COUNT = 8
+DRAWS = 5
+"""How often blocks are drawn."""
 ENOUGH = 10**15
 """Bytes of memory of a device without a limit."""
 BETWEEN = "none", "none, same search", "all", "plan"
+SHOWN = "none", "none, same search", "all", "random", "plan"
 
 
 def _gpt() -> TrainingStep:
@@ -69,15 +76,20 @@ def _vit() -> TrainingStep:
 
 MODELS: Mapping[str, tuple[Callable[[], TrainingStep], int]] = {
     "GPT 12": (_gpt, 64),
-    "BERT-large": (lambda: bert.training_step(bert.Network(24, 1024, 256, 64)), 64),
     "U-net": (lambda: unet.training_step(unet.Network(4, 64, 512, 32)), 32),
-    "mixture of experts": (lambda: moe.training_step(moe.Network(12, 1024, 8, 2, 512, 32)), 32),
-    "Llama 1.1B": (lambda: llama.training_step(llama.Network(llama.LLAMA_1B, 2048, 8)), 8),
     "ViT-L": (_vit, 64),
+    "BERT-large": (lambda: bert.training_step(bert.Network(24, 1024, 256, 64)), 64),
 }
 """Makes the step, and the number of its samples."""
-CLUSTERS = {"GPT 12": ("4xv100", "2x4xv100", "2xv100+2xp100")}
-"""Clusters of the first table; 4xv100 for other models."""
+ROWS = (
+    ("GPT 12", "4xv100", 0.4),
+    ("GPT 12", "4xv100", 0.2),
+    ("GPT 12", "2x4xv100", 0.5),
+    ("U-net", "4xv100", 0.2),
+    ("ViT-L", "4xv100", 0.2),
+    ("BERT-large", "4xv100", 0.2),
+)
+"""Models, clusters and shares of the memory of the first table."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +102,10 @@ class ShortMemory:
     """which"""
     counts: tuple[int, ...] = COUNTS
     """numbers of micro-batches of the first table"""
-    shares: tuple[float, ...] = (0.8, 0.5, 0.3, 0.2)
-    """of the memory that is needed without a limit, in the first table"""
-    between: tuple[float, ...] = (0.1, 0.25, 0.5)
+    between: tuple[float, ...] = (0.1, 0.5)
     """sizes of memory of the second table"""
-    pictured: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("GPT 12", "ViT-L")
-    """models of the picture"""
-    points: int = 9
-    """sizes of memory of the picture"""
+    also: tuple[float, ...] = (0.0, 0.25, 0.75, 1.0)
+    """further sizes of memory of the picture, of the first model"""
     workers: int | None = 1
     """processes; None = all cores"""
 
@@ -154,32 +162,33 @@ def fastest(steps: Sequence[PlannedStep | None]) -> PlannedStep | None:
 
 
 @cache
-def best_plan(
-    model: str, cluster: str, counts: tuple[int, ...], memory: float = ENOUGH, all_blocks: bool = False
-) -> tuple[PlannedStep | None, float]:
-    """What `plan` finds, and the seconds that it takes; the graphs are captured before."""
+def ways(model: str, cluster: str, counts: tuple[int, ...], memory: float = ENOUGH) -> tuple[list[PlannedStep], float]:
+    """The ways that `plan` finds, and the seconds that it takes; the graphs are captured before."""
     batch = MODELS[model][1]
-    tried = tuple(count for count in counts if batch % count == 0)
-    for count in tried:
-        captured(model, count, all_blocks)
+    for count in counts:
+        captured(model, count)
     begin = time.process_time()
-    found = plans_of(lambda count: problem_of(model, count, cluster, memory, all_blocks), batch, tried, simulations=0)
-    return fastest([found.best]), time.process_time() - begin
+    numbers = Numbers(lambda count: problem_of(model, count, cluster, memory))
+    with collected_seldom():
+        found, *_ = _planned_ways(numbers, counts, batch, None, [], {})
+    return found, time.process_time() - begin
 
 
 def limited(row: Limit) -> dict[str, Any]:
-    """Microseconds of the best ways, their names, and seconds."""
-    free, free_seconds = best_plan(row.model, row.cluster, row.counts)
+    """Makespans of the best ways, and seconds."""
+    wide, free_seconds = ways(row.model, row.cluster, row.counts)
+    free, batch = fastest(wide), MODELS[row.model][1]
     assert free is not None
-    memory, batch = row.share * free.used, MODELS[row.model][1]
-    plan, seconds = best_plan(row.model, row.cluster, row.counts, memory)
-    tried = [count for count in row.counts if batch % count == 0]
-    problems = [problem_of(row.model, count, row.cluster, memory) for count in tried]
-    plain = plain_ways({problem.setting: problem for problem in problems}, batch, None, [])
-    everything, _ = best_plan(row.model, row.cluster, row.counts, memory, True)
-    ways = {"none": fastest(plain), "all": everything, "plan": plan}
+    memory = row.share * free.used
+    found, seconds = ways(row.model, row.cluster, row.counts, memory)
+    plan = fastest(found)
+    none = fastest([step for step in found if step.plan is None or not step.plan.recomputed])
+    problems = [problem_of(row.model, count, row.cluster, memory, True) for count in row.counts]
+    everything = fastest(plain_ways({problem.setting: problem for problem in problems}, batch, None, []))
+    made = {"none": none, "all": everything, "plan": plan}
     return {
-        **{name: step and step.step_us / free.step_us for name, step in ways.items()},
+        **{name: step and step.step_us / free.step_us for name, step in made.items()},
+        **_random(lambda count: problem_of(row.model, count, row.cluster, memory), plan, batch, free.step_us),
         "free": free.name,
         "way": plan.name if plan else "-",
         "recomputed": plan.recomputed if plan else "",
@@ -187,6 +196,33 @@ def limited(row: Limit) -> dict[str, Any]:
         "seconds": seconds,
         "free seconds": free_seconds,
     }
+
+
+def _random(problem_of: ProblemOf, step: PlannedStep | None, batch: int, free_us: float) -> dict[str, Any]:
+    """A way with as many blocks in random places: the mean makespan of those that fit, and their number."""
+    if step is None or (plan := step.plan) is None or not plan.recomputed:
+        return {"random": step and step.step_us / free_us, "draws": DRAWS if step else 0}
+    problem = problem_of(step.micro_batches)
+    costs = block_costs(problem)
+    assert costs is not None
+    stages, draw = pairwise((0, *plan.borders, plan.num_layers)), np.random.default_rng(0)
+    whole = sorted({block for ends in stages for block in costs.within(*ends)})
+    drawn = list[PlannedStep]()
+    for _ in range(DRAWS):
+        blocks = sorted(draw.choice(whole, len(plan.recomputed), replace=False).tolist())
+        other = replace(plan, recomputed=tuple(costs.paths[block] for block in blocks), chunks=())
+        if len(plan.devices) > 1:
+            chunks, on = (
+                by_chunks(problem, costs, other, problem.cluster.memory.astype(float)).chunks,
+                other.step(problem),
+            )
+            drawn += in_order(problem, other, batch, None, _any, order_of_ops(on, other, chunks, costs.joined(other)))
+        elif len(plan.used) > 1:
+            drawn.append(replicas_of(problem, other, batch))
+        else:
+            drawn.append(one_device(problem, step.fullest, batch, other.recomputed))
+    times = [each.step_us / free_us for each in drawn if each.fits]
+    return {"random": float(np.mean(times)) if times else None, "draws": len(times)}
 
 
 class _AllBlocks(BlockCosts):
@@ -208,9 +244,10 @@ def between(row: Between) -> dict[str, Any]:
     problem = replace(wide, cluster=with_memory(wide.cluster, memory))
     searched = [_searched(problem, _costs(problem, blocks), row) for blocks in ("none", "all", "chosen")]
     made = {name: step and step.step_us / free.step_us for name, step in zip(BETWEEN[1:], searched, strict=True)}
-    none, plan = fastest(_tried(problem, row)), searched[-1].plan if searched[-1] else None
-    blocks = {"blocks": len(plan.recomputed) if plan else 0, "of": len(recomputable(problem.graph))}
-    return {BETWEEN[0]: none and none.step_us / free.step_us, **made, "memory": memory, **blocks}
+    none, best = fastest(_tried(problem, row)), searched[-1]
+    random = _random(lambda count: problem, best, MODELS[row.model][1], free.step_us)
+    how = {"memory": memory, "recomputed": best.recomputed if best else ""}
+    return {BETWEEN[0]: none and none.step_us / free.step_us, **made, **random, **how}
 
 
 def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
@@ -257,15 +294,9 @@ def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> Pla
 def main(config: ShortMemory) -> None:
     """Plan what is missing, print the tables, write them and the picture."""
     config.out.mkdir(parents=True, exist_ok=True)
-    rows = [
-        Limit(model, cluster, share, config.counts)
-        for model in config.models
-        for cluster in CLUSTERS.get(model, ("4xv100",))
-        for share in config.shares
-    ]
+    rows = [Limit(*row, config.counts) for row in ROWS if row[0] in config.models]
     cells = [Between(*cell) for cell in product(config.models, config.between)]
-    pictured = [model for model in config.pictured if model in config.models]
-    points = [Between(model, round(share, 3)) for model in pictured for share in np.linspace(0.0, 1.0, config.points)]
+    points = [Between(config.models[0], share) for share in sorted({*config.between, *config.also})]
 
     def file(row: Limit | Between) -> Path:
         counts = "_".join(map(str, row.counts)) if isinstance(row, Limit) else "pipeline"
@@ -279,8 +310,7 @@ def main(config: ShortMemory) -> None:
         f"Pipelines in {PIPELINE_COUNT} micro-batches. {_pipelines_sentence([second[cell] for cell in cells])}",
         markdown(between_table({cell: second[cell] for cell in cells}), 1),
     ]
-    figure = picture({point: second[point] for point in points}) if points else None
-    publish(config.out, "short_memory", lines, figure)
+    publish(config.out, "short_memory", lines, picture({point: second[point] for point in points}))
 
 
 def mean_ratio(ratios: Sequence[float]) -> float:
@@ -325,40 +355,40 @@ def _number(value: float | None) -> str:
 
 def limits_table(found: Mapping[Limit, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each row of the first table."""
-    lines = [["model", "cluster", "share", "GB", "none", "all", "plan", "recomputed", "seconds", "without a limit"]]
+    columns = "none", "all", "random", "plan"
+    head = ["model", "cluster", "share", "GB", *columns, "random: fit", "recomputed", "seconds", "without a limit"]
+    lines = [head]
     for row, made in found.items():
-        numbers = [f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *(_number(made[name]) for name in ("none", "all"))]
+        numbers = [f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *(_number(made[name]) for name in columns)]
+        words = [f"{made['draws']} of {DRAWS}", made["recomputed"] or "-"]
         seconds = [f"{made[name]:.0f}" for name in ("seconds", "free seconds")]
-        lines.append([row.model, row.cluster, *numbers, _number(made["plan"]), made["recomputed"] or "-", *seconds])
+        lines.append([row.model, row.cluster, *numbers, *words, *seconds])
     return lines
 
 
 def between_table(found: Mapping[Between, Mapping[str, Any]]) -> list[list[str]]:
     """A line for each row of the second table."""
-    lines = [["model", "memory", "GB", *BETWEEN, "recomputed"]]
+    lines = [["model", "memory", "GB", *SHOWN, "random: fit", "recomputed"]]
     for row, made in found.items():
-        blocks = f"{made['blocks']} of {made['of']}"
-        numbers = [_number(made[name]) for name in BETWEEN]
-        lines.append([row.model, f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *numbers, blocks])
+        numbers = [_number(made[name]) for name in SHOWN]
+        words = [f"{made['draws']} of {DRAWS}", made["recomputed"] or "-"]
+        lines.append([row.model, f"{row.share:g}", f"{made['memory'] / 1e9:.1f}", *numbers, *words])
     return lines
 
 
 def picture(found: Mapping[Between, Mapping[str, Any]]) -> Figure:
-    """A panel for each model: makespan against memory."""
-    models = [*dict.fromkeys(row.model for row in found)]
-    figure = Figure(figsize=(4.2 * len(models), 3.4), layout="constrained")
-    for number, model in enumerate(models, 1):
-        axes = figure.add_subplot(1, len(models), number)
-        own = [made for row, made in found.items() if row.model == model]
-        memory = [made["memory"] / 1e9 for made in own]
-        for name, color, dash in zip(BETWEEN, ("C0", "C0", "C1", "black"), ("-", ":", "-", "-"), strict=True):
-            times = [math.nan if made[name] is None else made[name] for made in own]
-            axes.plot(memory, times, color=color, linestyle=dash, marker=".", label=name)
-        axes.set_title(f"{model} on {next(iter(found)).cluster}", loc="left", fontsize=10)
-        axes.set_xlabel("memory of each device, GB")
-        axes.set_ylabel("makespan / without a limit")
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
+    """Makespan against memory."""
+    figure, row = Figure(figsize=(5.0, 3.6), layout="constrained"), next(iter(found))
+    axes, memory = figure.add_subplot(), [made["memory"] / 1e9 for made in found.values()]
+    colors, dashes = ("C0", "C0", "C1", "C2", "black"), ("-", ":", "-", "--", "-")
+    for name, color, dash in zip(SHOWN, colors, dashes, strict=True):
+        times = [math.nan if made[name] is None else made[name] for made in found.values()]
+        axes.plot(memory, times, color=color, linestyle=dash, marker=".", label=name)
+    axes.set_title(f"{row.model} on {row.cluster}", loc="left", fontsize=10)
+    axes.set_xlabel("memory of each device, GB")
+    axes.set_ylabel("makespan / without a limit")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -84,6 +84,7 @@ class PlannedStep:
     fullest: int  # the device that uses the largest share of its memory
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device
     tool: str | None = None  # the tool as which it is simulated, if one was asked for; accelerate for whole modules
+    blocks: int = 0  # number of blocks that can be recomputed, of a way that recomputes some
 
     @property
     def kind(self) -> Kind:
@@ -190,10 +191,9 @@ class PlannedStep:
     @cached_property
     def recomputed(self) -> str:
         """Which activations are computed again for the backward pass, such as "5 of 22 blocks"; "" if none are."""
-        graph = (self.placement or self.result).problem.graph
         if self.plan is not None and (count := len(self.plan.recomputed)):
-            return f"{count} of {count + len(recomputable(graph))} blocks"
-        return CHECKPOINTED if RECOMPUTATION in graph.passes else ""
+            return f"{count} of {self.blocks} blocks"
+        return CHECKPOINTED if RECOMPUTATION in (self.placement or self.result).problem.graph.passes else ""
 
     @property
     def order(self) -> str:

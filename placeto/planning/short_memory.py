@@ -121,7 +121,7 @@ def fewest_blocks(
             best, high = made, middle
         else:
             lower, low = made, middle
-    return best
+    return replace(best, blocks=len(paths))
 
 
 def _pipelines(
@@ -206,4 +206,4 @@ def fastest_near(
                 best, plan = step, fitted.plan
         low, high = (memory, high) if tried[fitted.plan] else (low, memory)
         memory = (low + high) / 2.0
-    return best
+    return best and replace(best, blocks=len(costs.paths))

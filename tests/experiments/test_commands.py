@@ -47,8 +47,8 @@ COMMANDS = {
         "pretrained.safetensors: 0.",
     ),
     "short_memory": (
-        "--out runs/x --models U-net --counts 2 --shares 0.5 --between 0.5 --points 0",
-        "| U-net | 4xv100 | 0.5 |",
+        "--out runs/x --models U-net --counts 4 --between 0.5 --also",
+        "| U-net | 4xv100 | 0.2 |",
     ),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
     **dict.fromkeys(NEED_DATA, ("--data none", "skipped: there is no")),

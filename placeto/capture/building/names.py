@@ -37,7 +37,7 @@ def with_names(
     parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in`, `sequentials` and `shared_with` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in`, `uncalled` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
@@ -88,18 +88,16 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
-        sequentials=_sequentials(module, calls, labels),
+        uncalled=_uncalled(calls, labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)
 
 
-def _sequentials(module: nn.Module, calls: Mapping[str, int], labels: Sequence[Label]) -> tuple[tuple[str, ...], ...]:
-    """(N,) for each op of the forward pass, the called modules around its module that have numbered modules alone."""
-    inner = {path: [name for name, _ in part.named_children()] for path, part in module.named_modules()}
-    found = {path for path, names in inner.items() if path and names and all(map(str.isdigit, names)) and calls[path]}
+def _uncalled(calls: Mapping[str, int], labels: Sequence[Label]) -> tuple[tuple[str, ...], ...]:
+    """(N,) for each op of the forward pass, the modules around its module that aren't called."""
     return tuple(
-        tuple(path for path in around(label.module)[:-1] if path in found) if label.part == "forward" else ()
+        tuple(path for path in around(label.module) if not calls[path]) if label.part == "forward" else ()
         for label in labels
     )
 

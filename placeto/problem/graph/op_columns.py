@@ -109,11 +109,11 @@ COLUMNS = {
         "For exports; not part of the hash",
         (),
     ),
-    "sequentials": Column(
-        "sequentials",
+    "uncalled": Column(
+        "uncalled",
         _Names,
-        "paths of the modules of numbered modules alone, such as `nn.Sequential`, that contain the op's module and are "
-        "called. For exports; not part of the hash",
+        "paths of the modules that contain the op's module and aren't called in the forward pass, such as "
+        "`nn.ModuleList`. For exports; not part of the hash",
         (),
     ),
     "shared_with": Column(

@@ -9,7 +9,8 @@ Legend: N ops, B blocks, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from placeto.errors import PlanError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import BACKWARD_PASSES, TENSORS
 from placeto.problem.graph.memory_fields import NOT_HELD
-from placeto.problem.graph.module_paths import around
+from placeto.problem.graph.module_paths import around, inside
 from placeto.problem.graph.op_columns import taken
 from placeto.problem.step.forward_pass import ModuleSpan, before_loss, call_of, in_first, in_forward, module_spans
 
@@ -38,6 +39,8 @@ _SAVE_NOTHING = {
     "aten.mean",
 }
 """Types of ops whose backward pass reads no tensor of the forward pass."""
+_WORTH = 0.1
+"""A block frees at least this share of the memory that the largest block frees."""
 
 
 @lru_cache(maxsize=16)
@@ -261,86 +264,112 @@ class _Recomputed:
 
     def _uncached(self) -> dict[int, int]:
         """Casts of parameters, which autocast keeps for further readers -> the op at whose end it frees them."""
-        one, casts = self.one, list[int]()
-        for op in np.flatnonzero(self.forward).tolist():
-            if one.op_types[op] == "aten._to_copy" and all(one.op_types[read] in TENSORS for read in one.reads[op]):
-                casts.append(op)
+        one, casts = self.one, _casts(self.one, np.flatnonzero(self.forward))
         until = [int(one.held_until[tensor]) for op in casts for tensor in range(*one.output_ptr[op : op + 2])]
         ends = [op for op in until if op != NOT_HELD and not self.backward[op]]
         return dict.fromkeys(casts, max(ends or np.flatnonzero(self.forward).tolist()))
 
 
+def _casts(graph: ComputationGraph, ops: np.ndarray) -> list[int]:
+    """Return those of the ops that cast parameters to another dtype."""
+    casts = [op for op in ops.tolist() if graph.op_types[op] == "aten._to_copy"]
+    return [op for op in casts if all(graph.op_types[read] in TENSORS for read in graph.reads[op])]
+
+
 @lru_cache(maxsize=16)
 def recomputable(graph: ComputationGraph) -> tuple[str, ...]:
-    """Return the modules that can be recomputed each by itself, in program order: blocks of the model, called once.
+    """Return the modules that can be recomputed each by itself, in program order: blocks of the model; cached.
 
-    A block is the outermost module in a list, such as ``encoder.layers.3``. A list in a list is none, as lists aren't
-    called, unless it is an `nn.Sequential` of modules without parts. Blocks are left out that are recomputed already,
-    that keep no tensor of their own, whose ops stand between those of others, or that may call modules of others.
+    A module that frees more memory than some size is divided into its parts, and no other is. The size is the one for
+    which a micro-batch needs the least memory if all blocks are recomputed, while the largest of them runs again.
+    Blocks that free less than `_WORTH` of the largest are left out.
     """
     program = np.flatnonzero(before_loss(graph) & in_first(graph))
-    lists = _lists({graph.modules[op]: graph.sequentials[op] for op in program.tolist()})
-    spans, of_op = module_spans(graph, program), [_block(module, lists) for module in graph.modules]
-    left_out = {of_op[op] for op, part in enumerate(graph.passes) if part == RECOMPUTATION}
-    left_out |= {_block(caller, lists) for callers in graph.called_in for caller in callers}
-    backward = [part in BACKWARD_PASSES for part in graph.passes]
-    computed, keeping = set(program.tolist()), set[str]()
-    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        if src in computed and backward[dst] and of_op[src] == of_op[dst]:
-            keeping.add(of_op[src])
-    left_out |= _beside_shared(graph, program, of_op)
-    return tuple(
-        path
-        for path in dict.fromkeys(of_op[op] for op in program.tolist())
-        if path and path in keeping - left_out and _called_once(spans[path])
-    )
+    parts = dict[str, dict[str, None]]()
+    for module in dict.fromkeys(graph.modules[op] for op in program.tolist()):
+        for outer, inner in pairwise(("", *around(module))):
+            parts.setdefault(outer, {}).setdefault(inner)
+    freed, spans = _freed(graph, program), module_spans(graph, program)
+    can = _called_alone(graph, program, spans)
+
+    def blocks(most: int) -> list[str]:
+        """The blocks if modules are divided that free more than `most` bytes."""
+        chosen, pending = list[str](), [""]
+        while pending:
+            path = pending.pop()
+            if path in can and 0 < freed[path] <= most:
+                chosen.append(path)
+            else:
+                pending += parts.get(path, {})
+        return chosen
+
+    def needed(chosen: list[str]) -> int:
+        """Bytes more than a micro-batch needs without recomputation."""
+        sizes = [freed[path] for path in chosen]
+        return max(sizes, default=0) - sum(sizes)
+
+    sizes = sorted({freed[path] for path in can}, reverse=True)
+    chosen = min(map(blocks, sizes), key=needed, default=[])
+    least = _WORTH * max((freed[path] for path in chosen), default=0)
+    return tuple(path for path in sorted(chosen, key=lambda path: spans[path].first) if freed[path] >= least)
 
 
-def _beside_shared(graph: ComputationGraph, program: np.ndarray, block: Sequence[str]) -> set[str]:
-    """Blocks that begin or end at a call of a module with parameters that is called several times, maybe by others.
+def _freed(graph: ComputationGraph, program: np.ndarray) -> Counter[str]:
+    """Return the bytes that recomputing each module frees: kept tensors of a micro-batch that nothing outside reads.
+
+    Casts of parameters don't count: autocast keeps them for the whole forward pass.
 
     Args:
         graph: captured.
         program: (F,) the ops of a micro-batch's forward pass in program order.
-        block: (N,) the block of each op.
     """
-    with_tensors = {module for module, kind in zip(graph.modules, graph.op_types, strict=True) if kind in TENSORS}
-    again = {graph.modules[op] for op in program.tolist() if call_of(graph, op)} & with_tensors
-    return {
-        block[op]
-        for pair in pairwise(program.tolist())
-        for op in pair
-        if len({block[each] for each in pair}) > 1 and again & {graph.modules[each] for each in pair}
-    }
+    backward = [part in BACKWARD_PASSES for part in graph.passes]
+    computed = {*program.tolist()} - {*_casts(graph, program)}
+    around_readers, kept = dict[int, list[str]](), set[int]()
+    edges = zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), graph.edge_tensor.tolist(), strict=True)
+    for src, dst, tensor in edges:
+        if src in computed and graph.passes[dst] != RECOMPUTATION:
+            common = around_readers.setdefault(tensor, around(graph.modules[src]))
+            reader = around(graph.modules[dst])
+            around_readers[tensor] = [path for path, other in zip(common, reader, strict=False) if path == other]
+            if backward[dst]:
+                kept.add(tensor)
+    freed = Counter[str]()
+    for tensor in kept:
+        for path in around_readers[tensor]:
+            freed[path] += int(graph.output_bytes[tensor])
+    return freed
 
 
-def _lists(computing: Mapping[str, Sequence[str]]) -> set[str]:
-    """Paths that may be lists of modules: nothing is computed but in numbered modules inside them.
+def _called_alone(graph: ComputationGraph, program: np.ndarray, spans: Mapping[str, ModuleSpan]) -> set[str]:
+    """Return the modules that are called once, and can be recomputed.
+
+    Modules are left out that are recomputed already, whose ops stand between those of others, that call modules of
+    others, or that begin or end at a call of a module with parameters that is called several times, maybe by others.
 
     Args:
-        computing: paths of modules that compute, and the `sequentials` around each.
+        graph: captured.
+        program: (F,) the ops of a micro-batch's forward pass in program order.
+        spans: of the modules in this program.
     """
-    inner = {path: set[str]() for module in computing for path in around(module)}
-    for path in inner:
-        parent, _, name = path.rpartition(".")
-        inner.get(parent, set()).add(name)
-    called = {
+    with_tensors = {module for module, kind in zip(graph.modules, graph.op_types, strict=True) if kind in TENSORS}
+    modules = [graph.modules[op] for op in program.tolist()]
+    again = {module for op, module in zip(program.tolist(), modules, strict=True) if call_of(graph, op)} & with_tensors
+    left_out = {path for paths in graph.uncalled for path in paths}
+    for module, part, callers in zip(graph.modules, graph.passes, graph.called_in, strict=True):
+        if part == RECOMPUTATION:
+            left_out |= {*around(module)}
+        for caller in callers:
+            left_out |= {path for path in around(caller) if not inside(module, path)}
+    return {
         path
-        for paths in computing.values()
-        for path in paths
-        if not any(inner[f"{path}.{name}"] for name in inner[path])
+        for path, span in spans.items()
+        if span.unbroken
+        and not span.again
+        and path not in left_out
+        and not again.intersection(modules[max(span.first - 1, 0) : span.first + 1])
+        and not again.intersection(modules[span.last : span.last + 2])
     }
-    numbered = {path for path, names in inner.items() if all(name.isdigit() for name in names)}
-    return numbered - {*computing} - called
-
-
-def _block(module: str, lists: Set[str]) -> str:
-    """The block in which a module is; "" if it is in none."""
-    return next((path for path in around(module) if path.rpartition(".")[2].isdigit() and path not in lists), "")
-
-
-def _called_once(span: ModuleSpan) -> bool:
-    return span.unbroken and not span.again
 
 
 def block_of(graph: ComputationGraph, blocks: Sequence[str]) -> np.ndarray:
