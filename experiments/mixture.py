@@ -1,9 +1,10 @@
 """Does one policy, trained by rewards on many families and clusters, place unseen graphs without a simulation?
 
-python -m experiments.mixture [--iterations 4000] [--out runs/mixture]
+python -m experiments.mixture [--iterations 1500] [--out runs/mixture]
 
 One constructive policy is trained on graphs of many families. Each graph is on one preset and on clusters of 2 to 32
-devices that are drawn at random, as in `experiments.recipes`. `ptb`, `inception_v3`, `bert` and `gnmt-4` are never
+devices that are drawn at random, as in `experiments.recipes`. First it places groups, and then parts of groups, because
+groups are too coarse for the best placements of many graphs. `ptb`, `inception_v3`, `bert` and `gnmt-4` are never
 trained on. Then it places test graphs of ten families on three clusters, one of which it was never trained on. Beside
 it stand the same placers as in `experiments.constructive`. Run again after an interruption: it goes on.
 """
@@ -25,6 +26,7 @@ from experiments.harness import measure_cells
 from experiments.recipes import Mixture, train_on, training_problems, validation_problems
 from experiments.runs import Run
 from experiments.tables import Table, machine, markdown, publish
+from placeto.policies.one_shot.constructive import ConstructiveConfig
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
 from placeto.training.config import OneShotTrainConfig, default_config
 
@@ -36,7 +38,7 @@ class MixtureConfig(Mixture):
     """Train one constructive policy for all families and clusters, and place unseen graphs."""
 
     out: Path = Path("runs/mixture")
-    """folder for the training run, the small checkpoint (constructive.safetensors) and the tables"""
+    """folder for the training runs, the small checkpoint (constructive.safetensors) and the tables"""
     graphs: tuple[str, ...] = (
         "cifar10:32",
         "nmt:32",
@@ -71,8 +73,10 @@ class MixtureConfig(Mixture):
         "moe:2",
     )
     """FAMILY:COUNT, the first so many validation graphs of a family"""
-    iterations: int = 4000
-    """gradient steps"""
+    first: int = 635
+    """gradient steps on groups"""
+    iterations: int = 1500
+    """gradient steps on parts of groups, after those"""
     families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
         "cifar10",
         "nmt",
@@ -92,16 +96,33 @@ class MixtureConfig(Mixture):
     """only the first so many test graphs of each family"""
 
 
-def trained(config: MixtureConfig) -> Run:
-    """Train, unless that is finished, and write the small checkpoint."""
-    usual = default_config("constructive", str(config.out / "run"))
+def trained(config: MixtureConfig) -> list[Run]:
+    """Train on groups and then on parts, unless that is finished, and write the small checkpoint."""
+    usual = default_config("constructive", str(config.out / "groups"))
     assert isinstance(usual, OneShotTrainConfig)
-    training = replace(usual, iterations=config.iterations, seed=config.seed, validate_every=100, save_every=100)
-    train_on(training_problems(config), validation_problems(config), training)
-    saved = load_checkpoint(training.out)
+    on_groups = replace(usual, iterations=config.first, seed=config.seed, validate_every=100, save_every=100)
+    on_parts = replace(
+        on_groups,
+        out=str(config.out / "parts"),
+        iterations=config.iterations,
+        save_every=50,
+        policy=ConstructiveConfig(units="parts"),
+        learning=replace(usual.learning, lr=1e-3, average=0.98),
+    )
+    runs = [Run(each, "", ()) for each in (on_groups, on_parts)]
+    initial = None
+    for run in runs:
+        if _iterations(run) < (run.config.iterations or 0):
+            train_on(training_problems(config), validation_problems(config), run.config, initial)
+        saved = initial = load_checkpoint(run.checkpoint)
     kept = {name: saved[name] for name in ("placer", "devices", "best_parameters")}
     save_checkpoint(kept | {"config": saved["config"] | {"out": ""}}, config.out / CHECKPOINT)
-    return Run(training, "", ())
+    return runs
+
+
+def _iterations(run: Run) -> int:
+    """How many of its gradient steps are done."""
+    return int(load_checkpoint(run.checkpoint)["iteration"]) if run.checkpoint.is_file() else 0
 
 
 def plan(config: MixtureConfig, run: Run) -> list[Cell]:
@@ -144,15 +165,17 @@ def summary(found: Mapping[Cell, tuple[Makespans, float]], config: MixtureConfig
 def main(config: MixtureConfig) -> None:
     """Train, place the test graphs, print the tables and write them."""
     torch.set_num_threads(1)
-    run = trained(config)
-    found = measure_cells(plan(config, run), measure, "placing test graphs")
-    saved, small = load_checkpoint(run.checkpoint), config.out / CHECKPOINT
+    runs = trained(config)
+    found = measure_cells(plan(config, runs[-1]), measure, "placing test graphs")
+    stages, size = [load_checkpoint(run.checkpoint) for run in runs], (config.out / CHECKPOINT).stat().st_size / 1e6
+    simulations, seconds = (sum(stage[name] for stage in stages) for name in ("simulations", "elapsed"))
     lines = [
-        f"{config.iterations:,} gradient steps on {len(saved['graphs']['training'])} graphs, {saved['simulations']:,} "
-        f"simulations, {saved['elapsed'] / 60.0:.0f} minutes; seed {config.seed}; the first {config.count} test graphs "
-        f"of each family; {machine()}. {CHECKPOINT} has {small.stat().st_size / 1e6:.2f} MB. A cell is a family on a "
-        "cluster. By how many per cent the most likely placements of the trained policy are shorter (a minus: longer), "
-        "as means over cells ± the standard error over cells; in brackets, on how many cells they are no longer:",
+        f"{config.first:,} gradient steps on groups and {config.iterations:,} on their parts; {simulations:,} "
+        f"simulations, {seconds / 60.0:.0f} minutes; {len(stages[-1]['graphs']['training'])} training graphs; seed "
+        f"{config.seed}; {CHECKPOINT} has {size:.2f} MB; {machine()}. The first {config.count} test graphs of each "
+        "family. A cell is a family on a cluster. By how many per cent the trained policy's most likely placements "
+        "are shorter (a minus: longer), as means over cells ± the standard error over cells; in brackets, on how many "
+        "cells they are no longer:",
         markdown(summary(found, config)),
         "Makespans relative to one device, means over the test graphs; ± in columns in per cent is the standard error "
         "over graphs. Core milliseconds are those of the most likely placement and its simulation, without grouping.",

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -160,12 +161,18 @@ def _names(texts: tuple[str, ...], split: str) -> Iterator[str]:
 
 
 def train_on(
-    problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem], training: AnyTrainConfig
+    problems: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem],
+    training: AnyTrainConfig,
+    initial: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train with a progress bar; a run that has begun goes on. Returns the last logged numbers, by tag."""
+    """Train with a progress bar; a run that has begun goes on. Returns the last logged numbers, by tag.
+
+    `initial` is a checkpoint with whose parameters the training begins.
+    """
     resume = (Path(training.out) / FILE_NAME).is_file()
     with ProgressBar("training", total=1.0) as bar:
-        return train(training, problems, validation, resume=resume, report=bar.update)
+        return train(training, problems, validation, initial=initial, resume=resume, report=bar.update)
 
 
 def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Mapping[str, float], hours: float) -> str:
