@@ -1,6 +1,6 @@
 """Does one policy, trained by rewards on many families and clusters, place unseen graphs without a simulation?
 
-python -m experiments.mixture [--iterations 1500] [--out runs/mixture]
+python -m experiments.mixture [--iterations 8000] [--out runs/mixture]
 
 One constructive policy is trained on graphs of many families. Each graph is on one preset and on clusters of 2 to 32
 devices that are drawn at random, as in `experiments.recipes`. First it places groups, and then parts of groups, because
@@ -73,9 +73,9 @@ class MixtureConfig(Mixture):
         "moe:2",
     )
     """FAMILY:COUNT, the first so many validation graphs of a family"""
-    first: int = 635
+    first: int = 2000
     """gradient steps on groups"""
-    iterations: int = 1500
+    iterations: int = 8000
     """gradient steps on parts of groups, after those"""
     families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
         "cifar10",
