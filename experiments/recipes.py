@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,8 @@ from placeto.problem.costs import load_costs
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from placeto.training.checkpoint import load_checkpoint, save_checkpoint
-from placeto.training.config import LearningConfig, TrainConfig
+from placeto.training.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
+from placeto.training.config import AnyTrainConfig, LearningConfig, TrainConfig
 from placeto.training.trainer import train
 
 KINDS = (P100, V100, A100, H100)
@@ -48,11 +49,9 @@ CHECKPOINT = "pretrained.safetensors"  # its name in the folder of the recipe
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Train the policy that comes with the package."""
+class Mixture:
+    """Problems of many families on many clusters, on which one policy is trained for all."""
 
-    out: Path = Path("runs/pretrained")
-    """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     graphs: tuple[str, ...] = (
         "cifar10:24",
         "nmt:24",
@@ -78,6 +77,14 @@ class Recipe:
     """of each training graph"""
     seed: int = 0
     """of the clusters and of the training"""
+
+
+@dataclass(frozen=True)
+class Recipe(Mixture):
+    """Train the policy that comes with the package."""
+
+    out: Path = Path("runs/pretrained")
+    """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     training: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             "",
@@ -127,30 +134,45 @@ def _scaled(device: Device, factor: float) -> Device:
     return replace(device, kind=kind, flops=flops, memory_bandwidth=device.memory_bandwidth * factor)
 
 
-def training_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
+def training_problems(mixture: Mixture) -> dict[str, PlacementProblem]:
     """Each training graph on one preset and on clusters of its own, at either costs."""
-    random = np.random.default_rng(recipe.seed)
+    random = np.random.default_rng(mixture.seed)
     problems = {}
-    for number, graph in enumerate(_names(recipe.graphs, "train")):
-        preset = recipe.presets[number % len(recipe.presets)]
+    for number, graph in enumerate(_names(mixture.graphs, "train")):
+        preset = mixture.presets[number % len(mixture.presets)]
         problems[f"{graph} on {preset}"] = problem_of(graph, preset)
-        for _ in range(recipe.random_clusters):
+        for _ in range(mixture.random_clusters):
             costs = "efficiency" if len(problems) % ROOFLINE else "roofline"
             problem = _random_problem(random, graph, f"random {len(problems)}", costs)
             problems[f"{graph} on {problem.cluster.name}"] = problem
     return problems
 
 
-def validation_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
+def validation_problems(mixture: Mixture) -> dict[str, PlacementProblem]:
     """The validation graphs on the presets in turn."""
-    names = enumerate(_names(recipe.validation, "validation"))
-    return {name: problem_of(name, recipe.presets[number % len(recipe.presets)]) for number, name in names}
+    names = enumerate(_names(mixture.validation, "validation"))
+    return {name: problem_of(name, mixture.presets[number % len(mixture.presets)]) for number, name in names}
 
 
 def _names(texts: tuple[str, ...], split: str) -> Iterator[str]:
     for text in texts:
         family, _, count = text.partition(":")
         yield from (f"{family}:{split}:{index}" for index in range(int(count)))
+
+
+def train_on(
+    problems: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem],
+    training: AnyTrainConfig,
+    initial: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """Train with a progress bar; a run that has begun goes on. Returns the last logged numbers, by tag.
+
+    `initial` is a checkpoint with whose parameters the training begins.
+    """
+    resume = (Path(training.out) / FILE_NAME).is_file()
+    with ProgressBar("training", total=1.0) as bar:
+        return train(training, problems, validation, initial=initial, resume=resume, report=bar.update)
 
 
 def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Mapping[str, float], hours: float) -> str:
@@ -171,13 +193,10 @@ def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Ma
 
 def main(recipe: Recipe) -> Path:
     """Train, and write the small checkpoint with its report; returns its path."""
-    run = recipe.out / "run"
-    training = replace(recipe.training, out=str(run), seed=recipe.seed)
-    problems, validation = training_problems(recipe), validation_problems(recipe)
-    resume = (run / "checkpoint.pt").is_file()
-    with ProgressBar("training", total=1.0) as bar:
-        numbers = train(training, problems, validation, resume=resume, report=bar.update)
-    saved = load_checkpoint(run)
+    training = replace(recipe.training, out=str(recipe.out / "run"), seed=recipe.seed)
+    problems = training_problems(recipe)
+    numbers = train_on(problems, validation_problems(recipe), training)
+    saved = load_checkpoint(training.out)
     small = recipe.out / CHECKPOINT
     # a pass over groups, which validates, says nothing of their parts: the average at the end, not what validated best
     kept = {"placer": saved["placer"], "config": saved["config"] | {"out": ""}, "best_parameters": saved["average"]}

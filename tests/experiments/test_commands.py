@@ -33,6 +33,11 @@ COMMANDS = {
         "0 missing",
     ),
     "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
+    "mixture": (
+        "--out runs/x --graphs ptb:2 --validation ptb:1 --presets 2xv100 --random-clusters 1 --first 1 --iterations 2 "
+        "--families ptb --clusters 2xv100 --count 2",
+        "| ptb, 2xv100, 3 rounds |",
+    ),
     "models_in_micro_batches": (
         "--out runs/x --models U-net --clusters 4xv100 --simulations 20 --workers 1",
         "| U-net |",

@@ -22,10 +22,11 @@ from torch import Tensor
 from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import colocation_groups
-from placeto.problem.grouping import group_ops
+from placeto.problem.grouping import group_ops, split_groups
 from placeto.problem.problem import PlacementProblem, check_problem
 
-UnitKind = Literal["groups", "few", "paper", "ops"]
+UnitKind = Literal["groups", "parts", "few", "paper", "ops"]
+PARTS, MOST_PARTS = 4, 300  # units "parts": so many for each group, but at most so many in all
 FEW_GROUPS = 100  # units "few" are the groups if there are at most this many
 STRETCHES = 32  # otherwise they are this many stretches of the topological order
 TYPE_BUCKETS = 128
@@ -182,6 +183,8 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
     The kinds of units are:
 
     - "groups": the groups of `placeto.problem.grouping`.
+    - "parts": these groups, split into up to four times as many parts, but at most 300 if there are fewer groups. Parts
+      of a group may be on different devices, as the micro-batches of an op.
     - "ops": each op alone. But ops that must stay together are one unit, and an op of no cost joins the producer of its
       largest input, or else its first consumer.
     - "paper": the units of "ops", joined by the rule of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.3): a unit
@@ -190,6 +193,10 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
       of "ops" in topological order, cut into 32 stretches of equally many units, if there are more than 32.
     """
     graph = problem.graph
+    if kind == "parts":
+        groups = group_ops(problem)
+        count = max(groups.num_groups, min(PARTS * groups.num_groups, MOST_PARTS))
+        return split_groups(problem, groups, count).group
     if kind in ("groups", "few"):
         groups = group_ops(problem)
         if kind == "groups" or groups.num_groups <= FEW_GROUPS:
