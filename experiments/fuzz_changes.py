@@ -30,7 +30,19 @@ _NAMES = (
     *("x" * 100_000, "x." * 10_000, "." * 500, "../../x", "/dev/null", "a/b", "-rf", "--help", "%s%n", "{0}", "\\"),
     *('$(id)\'"""', "'; id; '", "</script>", "__class__", "gpu:0..gpu:1", "$\\frac{$", "\U0001f680", "=1+1"),
 )
-_HOLDERS = [], {}, [[]], ["a"], [0], ["a", 0], ["a", 10**30], [["a", 0]], {"a": 1}, {"k80": 3.0}, [[0, 1e9], [1e9, 0]]
+_HOLDERS: tuple[Any, ...] = (
+    [],
+    {},
+    [[]],
+    ["a"],
+    [0],
+    ["a", 0],
+    ["a", 10**30],
+    [["a", 0]],
+    {"a": 1},
+    {"k80": 3.0},
+    [[0, 1e9], [1e9, 0]],
+)
 EVIL: list[Any] = [*_NUMBERS, *_LARGE, *_WORDS, *_NAMES, *_HOLDERS, *(f"@raw{i}@" for i in range(len(RAW)))]
 """Values that break readers."""
 TOKENS = (
