@@ -99,6 +99,7 @@ def test_one_rank_validates_reports_and_writes(out, ranks):
             "by-placements",
             "checkpoint",
             "events",
+            "untrained",
         }
         assert ranks[0][placer]["said"] > 0
         assert ranks[1][placer]["said"] == 0
