@@ -1,10 +1,11 @@
 """What torch takes for plans of a chain of layers, beside what the plans take op by op."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from placeto.formats.exports import torch_pipeline
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
@@ -96,6 +97,22 @@ def test_what_the_gradients_of_inputs_need_is_kept_until_those_of_weights_are_co
     graph = step.problem.graph
     last = {graph.op_names[source] for source in graph.reads[graph.index["3.2/grad/sum"]]}  # the last op of W
     assert {"2.0/addmm", "3.0/addmm"} <= last, "what the gradients of GELU have read already"
+
+
+def test_attention_with_dropout_is_one_kernel_for_torch_as_well() -> None:
+    """Between I and W a rank keeps nothing that is inside of a kernel, which a GPU doesn't make."""
+
+    class Words(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x[:, None, :])
+
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, 0.1, batch_first=True)
+    made = torch_pipeline(planned(captured(Words(*(deepcopy(layer) for _ in range(4)))), [(0,), (1,)]))
+    chunks, step = made.order.schedule, made.step
+    on_gpus = [
+        PlacementProblem(of.problem.graph, of.problem.cluster).op_time.max(axis=1).sum() for of in (chunks, step)
+    ]
+    assert on_gpus[1] < 1.02 * on_gpus[0]
 
 
 def test_what_a_chunk_takes_beside_its_ops_is_counted() -> None:

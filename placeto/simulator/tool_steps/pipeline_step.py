@@ -27,6 +27,7 @@ import numpy as np
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.fused_attention import inside
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import tables
@@ -229,9 +230,10 @@ def _add_chunks(
 def _keep_for_weights(step: StepGraph, ops: Sequence[int], stage: np.ndarray, kinds: Sequence[str]) -> None:
     """Let a device keep all that a backward pass for inputs (I) reads of its forward pass until W ends, as torch does.
 
-    torch runs I on a graph of autograd that it needs again for W.
+    torch runs I on a graph of autograd that it needs again for W. What is inside of a kernel of attention isn't kept.
     """
     graph, made, read = step.captured, dict[int, tuple[int, int]](), defaultdict[tuple[int, int], dict[int, None]](dict)
+    hidden, source = inside(graph)
     last = dict[tuple[int, int], int]()  # stage and micro-batch -> the last op of W
     for op in ops:
         key = int(stage[op]), int(graph.micro_batches[op])
@@ -241,8 +243,9 @@ def _keep_for_weights(step: StepGraph, ops: Sequence[int], stage: np.ndarray, ki
             last[key] = op
         elif kinds[op] == "I":
             for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
-                if made.get(int(graph.edge_src[edge])) == key:
-                    read[key][int(graph.edge_tensor[edge])] = None
+                tensor = int(source[graph.edge_tensor[edge]])
+                if made.get(int(graph.producer[tensor])) == key and not hidden[tensor]:
+                    read[key][tensor] = None
     for key, op in last.items():
         for tensor in read[key]:
             step.wait(int(step.number[op]), step.made(tensor))
