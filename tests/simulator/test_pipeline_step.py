@@ -104,7 +104,7 @@ def test_attention_with_dropout_is_one_kernel_for_torch_as_well() -> None:
 
     class Words(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x[:, None, :])
+            return super().forward(x[:, None, :].expand(-1, 256, -1))
 
     layer = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, 0.1, batch_first=True)
     made = torch_pipeline(planned(captured(Words(*(deepcopy(layer) for _ in range(4)))), [(0,), (1,)]))
