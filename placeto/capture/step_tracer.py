@@ -100,7 +100,7 @@ class StepTracer:
             refusal = self._refusal(phrases, signature, traced) if changes else ""
             self.state.restore()
             receivers = self._labels.sharing.receivers
-            if receivers and not self._is_same_on_copies(signature):
+            if receivers and self._differs_on_copies(signature):
                 for path in receivers:
                     traced.meta["shared"].setdefault(path, {})[path] = None
             self._check_sizes(sizes)  # only now is it known whether the module returns numbers
@@ -113,13 +113,21 @@ class StepTracer:
         with self._contexts():
             return Signature.of_trace(self._record(), self._own_tensors)
 
-    def _is_same_on_copies(self, signature: Signature) -> bool:
-        """Whether the step computes the same if each module gets copies of the lists and mappings in its arguments."""
-        self._labels.handing_over = True
+    def _differs_on_copies(self, signature: Signature) -> bool:
+        """Whether the step computes else if each module gets copies of the lists and mappings in its arguments.
+
+        A function may keep a table from its first call on. So on a difference the step is traced once more as it is.
+        """
+        on_copies = self._traced_again(on_copies=True)
+        return on_copies != signature.whole and on_copies != self._traced_again(on_copies=False)
+
+    def _traced_again(self, on_copies: bool) -> Any:
+        """Return what identifies the step in a further trace; None if a module raises an exception."""
+        self._labels.handing_over = on_copies
         try:
-            return bool(Signature.of_trace(self._record(), self._own_tensors).whole == signature.whole)
+            return Signature.of_trace(self._record(), self._own_tensors).whole
         except Exception:  # whatever a module raises that doesn't find what another one has written
-            return False
+            return None
         finally:
             self._labels.handing_over = False
             self.state.restore()

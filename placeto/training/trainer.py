@@ -139,9 +139,10 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     else:
         with _finite(config, state):
             state.controls = _controls(learner, state, run, prepared)
-    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     if saved is None and ranks.first:
+        state.graphs = dict((initial or {}).get("graphs", {}))
         _save(config, state, learner, UNTRAINED)
+    state.devices, state.graphs = _seen(run, initial if saved is None else saved, alone)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
     began = time.perf_counter() - state.elapsed  # seconds count from the end of the preparation

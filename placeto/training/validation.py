@@ -32,6 +32,7 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
     judged = float(validation.judged.mean())
     if judged < state.best_validation:
         state.best_validation = judged
+        state.controls["validation/error"] = standard_error(validation.judged)
         state.best_parameters = dict(state.average)
         if ranks.first:
             first = next(iter(learner.validation.values()))
@@ -44,7 +45,6 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
         "validation/best_met": float(validation.best_met.mean()),
         "validation/to_heuristic": float(validation.to_heuristic.mean()),
         "validation/kept": state.best_validation,
-        "validation/error": standard_error(validation.judged),
         **{of_graph(name): end for name, end in ends},
         **state.controls,
     }

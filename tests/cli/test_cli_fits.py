@@ -1,7 +1,6 @@
 """``placeto fits``."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     how = "" if precision == "fp32" else f", {precision}"
     assert f"million parameters in float32, batch 8{how}, adam" in out
     rows = out.splitlines()[2:-1]
-    assert [row.split()[3:5] for row in rows] == [["1", "-"], ["2", "-"], ["4", "-"], ["8", "-"], ["8", "5"]]
+    assert [row.split()[3:5] for row in rows] == [["1", "-"], ["2", "-"], ["4", "-"], ["8", "-"], ["8", "1"]]
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
-    assert re.search(r"It fits on device \(2\.50 MB\) in 8 micro-batches, recomputing 5 of \d+ blocks, with ", out)
+    assert "It fits on device (2.50 MB) in 8 micro-batches, recomputing 1 of 2 blocks, with " in out

@@ -162,7 +162,8 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
         return False
     dims, named = {source: cast(int, dim) for source, dim in apart.items()}, _arguments(node)
     if packet in _DISTANCES:
-        return all(dim == _layout(source).dim() - 2 for source, dim in dims.items())
+        both = len(dims) == len(node.all_input_nodes)  # distances to constants are of one sample each
+        return both and all(dim == _layout(source).dim() - 2 for source, dim in dims.items())
     if packet in _ALONG:
         ((source, dim),) = dims.items()
         return dim in _dims(named.get("dims", named.get("dim")), _layout(source))
@@ -170,7 +171,8 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
         first, second = (dim - _layout(source).dim() for source, dim in dims.items())
         return (first, second) == (-2, -1)  # of the rows of the one with the columns of the other
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
-        return with_combined or len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
+        combined = with_combined and packet is not aten.add  # a sum of losses, one of each sample and a mean
+        return combined or len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
     return False
 
 

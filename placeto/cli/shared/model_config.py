@@ -73,7 +73,7 @@ class ModelOptions(TrainingOptions):
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
-        if not is_factory(self.model) or "://" in self.model:
+        if not is_factory(self.model) or _is_address(self.model):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
@@ -189,12 +189,17 @@ def _file(argument: str) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
+def _is_address(argument: str) -> bool:
+    """Whether an argument is an address, such as https://example.org; a factory's arguments may have some."""
+    return re.match(r"\w+://", argument) is not None
+
+
 def _no_model(argument: str) -> str:
     """Why an argument is neither a FACTORY nor a CONFIG."""
     path = Path(argument)
     if path.is_dir():
         return "is a folder without a config.json that says its model_type"
-    if "://" in argument:
+    if _is_address(argument):
         return "nothing is downloaded: give the model's config.json, as a file"
     if path.suffix == ".json" and path.is_file():
         try:
