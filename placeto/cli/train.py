@@ -243,7 +243,9 @@ def _print_validation(numbers: Mapping[str, float], judged: str) -> None:
     if not shown:  # nothing was validated: a run was resumed that had ended
         note("nothing was trained: the run had reached its limit before; to go on, give a higher one")
         return
-    say(f"validation   {kept:.4f} ± {numbers['validation/error']:.4f} of the best single device; {shown}")
+    error = numbers.get("validation/error")  # none of a single graph, nor of runs of earlier versions
+    with_error = f"{kept:.4f}" if error is None else f"{kept:.4f} ± {error:.4f}"
+    say(f"validation   {with_error} of the best single device; {shown}")
     better = [name for name, value in beside.items() if value is not None and value <= kept]
     if better:
         note(f"in validation the policy is no better than {' and '.join(better)}: train longer, or look at the curves")

@@ -34,7 +34,8 @@ TAGS: Mapping[str, str] = {
     "validation graphs.",
     "validation/multilevel": "Control: makespan of `multilevel`, divided by that of the best single device: the mean "
     "over the validation graphs. It may simulate as often as the cheap heuristics and the policy's moves together.",
-    "validation/error": "Standard error of `validation/kept`, which is a mean over the validation graphs.",
+    "validation/error": "Standard error of `validation/kept`, which is a mean over the validation graphs; "
+    "there is none for a single graph.",
     "schedule/validation": "Schedule of the best placement met of the first validation graph, whenever "
     "`validation/kept` falls: a picture, with times in microseconds.",
     "reward/mean": "Reward, of a move, or of a one-shot policy's placement: the mean over the iteration.",

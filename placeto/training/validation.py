@@ -32,7 +32,8 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
     judged = float(validation.judged.mean())
     if judged < state.best_validation:
         state.best_validation = judged
-        state.controls["validation/error"] = standard_error(validation.judged)
+        if (count := len(validation.judged)) > 1:  # of a single graph the error isn't known
+            state.controls["validation/error"] = float(validation.judged.std(ddof=1) / count**0.5)
         state.best_parameters = dict(state.average)
         if ranks.first:
             first = next(iter(learner.validation.values()))
@@ -67,11 +68,6 @@ def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, flo
         return {f"validation/{name}": float(values.mean()) for name, values in means.items()}
 
     return ranks.made_by_first(judged)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean of some values; 0 for a single one, of which it isn't known."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
 
 
 def _rivals(problem: PlacementProblem, moves: int) -> tuple[float, float]:

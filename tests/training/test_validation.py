@@ -61,6 +61,18 @@ def test_random_placements_of_whole_graphs_spread_independent_ops_badly_and_one_
     assert np.array_equal(end, best_met)
 
 
+def test_the_error_is_that_of_the_validation_that_was_kept(tmp_path):
+    learner = iterative(tmp_path, problems(2, 10))
+    state = learner.initial_state()
+    judged = learner.validate(state).judged
+    with Curves(None) as curves:
+        numbers = validate(learner, state, curves, ALONE)
+        assert numbers["validation/error"] == pytest.approx(judged.std(ddof=1) / 2**0.5)
+        state.best_validation = 0.0  # nothing is better
+        state.controls["validation/error"] = 0.25
+        assert validate(learner, state, curves, ALONE)["validation/error"] == 0.25
+
+
 def test_controls_are_of_the_network_before_training(tmp_path):
     learner = iterative(tmp_path, problems(2, 10))
     state = learner.initial_state()

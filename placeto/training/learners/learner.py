@@ -55,7 +55,9 @@ class TrainState:
     history_shapes: tuple[tuple[int | None, ...], ...] = ()  # (C,) shape of each, None = any length; () without history
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
-    controls: dict[str, float] = field(default_factory=dict)  # numbers of the controls, by tag; they don't change
+    controls: dict[str, float] = field(
+        default_factory=dict
+    )  # by tag: numbers of the controls, and the error of `best_validation`
     devices: int = 0  # devices of the largest cluster that the policy was trained on, 0 = unknown
     graphs: dict[str, dict[str, str]] = field(default_factory=dict)  # "training", "validation": names by likeness
 
