@@ -14,14 +14,13 @@ import numpy as np
 
 from placeto.planning.numbers import COUNTS, Numbers, ProblemOf
 from placeto.planning.planned_steps import Kind, PlannedStep, WayOut, advice_on_ways_out
-from placeto.planning.short_memory import fewest_blocks
+from placeto.planning.short_memory import blocks_of, fewest_blocks
 from placeto.planning.single_ways import one_device, sharded
 from placeto.planning.ways import leanest, one_each, plans_of
 from placeto.planning.ways_out import Smaller, ways_out
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.recomputation import recomputable
 from placeto.problem.units import format_bytes
 from placeto.simulator.readings.memory_timeline import CATEGORIES
 
@@ -122,8 +121,8 @@ def fits(
             steps.append(way(problem, ()))
             if steps[-1].fits or steps[-1].resident_bytes > steps[-1].room:
                 return
-        if problem is not None and (paths := recomputable(problem.graph)):
-            steps.append(fewest_blocks(partial(way, problem), paths, steps[-1]))
+        if problem is not None and (blocks := blocks_of(problem)) is not None:
+            steps.append(fewest_blocks(partial(way, problem), blocks, steps[-1]))
 
     def alone(device: int, problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
         return one_device(problem, device, batch, blocks)

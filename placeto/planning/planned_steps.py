@@ -162,6 +162,13 @@ class PlannedStep:
         return int(self.result.problem.resident_bytes[self.result.placement == self.fullest].sum())
 
     @property
+    def kept(self) -> int:
+        """Bytes that the fullest device holds for the whole step, whatever is recomputed."""
+        if self.kind in (Kind.REPLICAS, Kind.SHARDED):  # each has all weights and gradients
+            return self.used - self.memory["activations"]
+        return self.resident_bytes
+
+    @property
     def idle(self) -> float:
         """The bubble: the share of the step in which a device computes nothing, as a mean over the whole cluster."""
         schedule = self.schedule

@@ -1,15 +1,17 @@
 """Ways to run a step where memory is short: blocks are recomputed, as few as possible, and stages begin elsewhere.
 
-Legend: D devices, M micro-batches, P stages, R replicas of a stage.
+Legend: B blocks, D devices, M micro-batches, P stages, R replicas of a stage.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +40,43 @@ _SURE = 0.95
 
 Setting = tuple[int, int]
 """Width and number of micro-batches of a step."""
-Way = Callable[[], PlannedStep | None]
+
+
+class Blocks(NamedTuple):
+    """The blocks of a step that can be recomputed, in program order."""
+
+    paths: tuple[str, ...]  # (B,)
+    freed: np.ndarray  # (B+1,) share of the bytes of all blocks that recomputing the first of them frees
+    took: np.ndarray  # (B+1,) share of the time of all blocks that recomputing the first of them takes
+
+    def needed(self, low: int, without: PlannedStep, high: int, least: PlannedStep) -> int:
+        """The number of blocks in `low`..`high` with which a way is likely to fit, if it does with `high` only."""
+        above, below = without.used / without.room - 1.0, 1.0 - least.used / least.room
+        freed = self.freed[low] + (self.freed[high] - self.freed[low]) * above / (above + below)
+        return min(int(np.searchsorted(self.freed, freed - 1e-9)), high)
+
+
+def blocks_of(problem: PlacementProblem) -> Blocks | None:
+    """Return the blocks of a step that can be recomputed; None if it has none."""
+    if not (paths := recomputable(problem.graph)):
+        return None
+    costs = block_costs(problem)
+    saved, us = (None, None) if costs is None else (costs.saved, costs.us.mean(axis=1))
+    return Blocks(paths, _shares(saved, len(paths)), _shares(us, len(paths)))
+
+
+def _shares(values: np.ndarray | None, count: int) -> np.ndarray:
+    """(B+1,) the share that the first of B values have of their sum; equal ones if they aren't known, or are 0."""
+    sums = np.arange(count + 1.0) if values is None or values.max() <= 0 else np.cumsum([0.0, *np.maximum(values, 0)])
+    return sums / sums[-1]
+
+
+class _Candidate(NamedTuple):
+    """What may become a way that fits."""
+
+    least_us: float  # it hardly takes less
+    kind: Kind
+    make: Callable[[], PlannedStep | _Candidate | None]
 
 
 def ways_that_fit(
@@ -59,69 +97,93 @@ def ways_that_fit(
         runnable_by: the tool that is to run the ways; None = any.
         keep: by width and number of micro-batches: whether a plan counts.
     """
-    steps = [*found]
-    best, ways, lacking = dict[Kind, float](), list[PlannedStep](), list[PlannedStep]()
-    tried = [
-        (step.step_us, step.kind, way) for step in steps if not step.fits and (way := _fewest(problems, step, batch))
-    ]
+    best = dict[Kind, float]()
+    candidates, too_large = list[_Candidate](), list[_Candidate]()
+    for step in found:
+        if step.fits:
+            best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
+        elif candidate := _recomputing(problems, step, batch):
+            (candidates if step.kept <= step.room else too_large).append(candidate)
     ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
     for kind in PIPELINES:
         starts = dict[object, tuple[float, PlacementProblem, BlockCosts, Plan]]()
         for start in (each for each in ranked if kind_of(each[-1]) == kind):
             starts.setdefault((start[-1].devices, start[1].setting), start)
         for us, problem, costs, plan in [*starts.values()][:_TRIED]:
-            counts = keep[problem.setting]
-            tried.append((_SURE * us, kind, partial(fastest_near, problem, costs, plan, batch, runnable_by, counts)))
-    for step in (step for step in steps if step.fits):
-        best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
-    for least_us, kind, make in sorted(tried, key=itemgetter(0)):
-        if least_us < best.get(kind, math.inf) and (made := make()) is not None:
+            make = partial(fastest_near, problem, costs, plan, batch, runnable_by, keep[problem.setting])
+            candidates.append(_Candidate(_SURE * us, kind, make))
+    ways, lacking = _made(candidates, best)
+    return ways if best else lacking + _made(too_large, best)[1]
+
+
+def _made(candidates: Iterable[_Candidate], best: dict[Kind, float]) -> tuple[list[PlannedStep], list[PlannedStep]]:
+    """Make ways of those candidates that may be the best of their kind, the likeliest first.
+
+    Returns those that fit, and the others. `best` has the microseconds of the best way of each kind that fits.
+    """
+    ways, lacking = list[PlannedStep](), list[PlannedStep]()
+    waiting = [(candidate.least_us, number, candidate) for number, candidate in enumerate(candidates)]
+    heapq.heapify(waiting)
+    while waiting:
+        least_us, number, candidate = heapq.heappop(waiting)
+        if least_us >= best.get(candidate.kind, math.inf):
+            continue
+        made = candidate.make()
+        if isinstance(made, _Candidate):
+            heapq.heappush(waiting, (made.least_us, number, made))
+        elif made is not None:
             (ways if made.fits else lacking).append(made)
             if made.fits:
-                best[kind] = min(made.step_us, best.get(kind, math.inf))
-    return ways if best else lacking
+                best[made.kind] = min(made.step_us, best.get(made.kind, math.inf))
+    return ways, lacking
 
 
-def _fewest(problems: Mapping[Setting, PlacementProblem], step: PlannedStep, batch: int) -> Way | None:
-    """Return what makes the same way with the fewest recomputed blocks with which it fits; None if it has no blocks.
+def _recomputing(problems: Mapping[Setting, PlacementProblem], step: PlannedStep, batch: int) -> _Candidate | None:
+    """Return the candidate for the same way with the fewest recomputed blocks with which it fits; None without blocks.
 
     Only one device and replicas are tried: their blocks are recomputed in the order of the program.
     """
     plan, problem = step.plan, problems[step.width, step.micro_batches]
-    if plan is None or len(plan.devices) > 1:
+    if plan is None or len(plan.devices) > 1 or (blocks := blocks_of(problem)) is None:
         return None
-    paths = recomputable(problem.graph)
 
-    def way(blocks: tuple[str, ...]) -> PlannedStep:
+    def way(paths: tuple[str, ...]) -> PlannedStep:
         if len(plan.used) == 1:
-            return one_device(problem, step.fullest, batch, blocks)
-        return replicas_of(problem, replace(plan, recomputed=blocks), batch)
+            return one_device(problem, step.fullest, batch, paths)
+        return replicas_of(problem, replace(plan, recomputed=paths), batch)
 
-    return partial(fewest_blocks, way, paths, step) if paths else None
+    def with_all() -> PlannedStep | _Candidate:
+        if not (least := replace(way(blocks.paths), blocks=len(blocks.paths))).fits:
+            return least
+        took = blocks.took[blocks.needed(0, step, len(blocks.paths), least)]
+        us = step.step_us + took * (least.step_us - step.step_us)
+        return _Candidate(us, step.kind, partial(fewest_blocks, way, blocks, step, least))
+
+    return _Candidate(step.step_us, step.kind, with_all)
 
 
 def fewest_blocks(
-    way: Callable[[tuple[str, ...]], PlannedStep], paths: tuple[str, ...], without: PlannedStep
+    way: Callable[[tuple[str, ...]], PlannedStep],
+    blocks: Blocks,
+    without: PlannedStep,
+    least: PlannedStep | None = None,
 ) -> PlannedStep:
     """Return the way with the fewest recomputed blocks that fits; with all of them if none fits.
 
-    Memory falls about evenly from block to block, so the number tried next is that at which a straight line fits.
-
     Args:
         way: makes a way that recomputes some blocks.
-        paths: the blocks, in the order in which they are chosen.
+        blocks: the blocks, which are chosen in their order.
         without: the way without recomputation, which doesn't fit.
+        least: the way that recomputes all blocks, if it is known.
     """
-    best, low, high, lower = way(paths), 0, len(paths), without  # `lower` recomputes `low` blocks and doesn't fit
-    while best.fits and high - low > 1:
-        above, below = lower.used / lower.room - 1.0, 1.0 - best.used / best.room
-        middle = low + math.ceil((high - low) * above / (above + below))
-        middle = min(middle, high - 1)
-        if (made := way(paths[:middle])).fits:
+    best, low, high = least or way(blocks.paths), 0, len(blocks.paths)
+    while best.fits and high - low > 1:  # `without` recomputes `low` blocks and doesn't fit
+        middle = min(max(blocks.needed(low, without, high, best), low + 1), high - 1)
+        if (made := way(blocks.paths[:middle])).fits:
             best, high = made, middle
         else:
-            lower, low = made, middle
-    return replace(best, blocks=len(paths))
+            without, low = made, middle
+    return replace(best, blocks=len(blocks.paths))
 
 
 def _pipelines(

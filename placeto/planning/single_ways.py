@@ -7,7 +7,7 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,8 @@ def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple
     """Return the way in which one device runs all micro-batches, and recomputes `blocks`."""
     plan = replace(make_plan(problem, ((device,),), ()), recomputed=blocks)
     problem = plan.step(problem)
-    result = _alone(simulate(problem, np.full(problem.num_ops, device), plan=plan))
-    return planned(plan, result, batch, result)
+    schedule = simulate(problem, np.full(problem.num_ops, device), plan=plan)
+    return planned(plan, result := _alone(schedule), batch, result, schedule=schedule)
 
 
 def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
@@ -56,7 +56,7 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
             return []
         if len(np.unique(mapped.placement)) == count:
             result = _alone(mapped)
-            steps.append(planned(None, result, batch, result, "accelerate"))
+            steps.append(planned(None, result, batch, result, "accelerate", mapped))
     return steps
 
 
@@ -107,8 +107,8 @@ def _in_best_order(
 
 def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
     """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
-    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), 1)))
-    found = [_with_all(plan, run, placed, batch), _with_all(replace(plan, sharding=(1,)), run, placed, batch)]
+    run = simulate(*replicated(problem, plan.device[0].tolist(), 1))
+    found = _with_all([plan, replace(plan, sharding=(1,))], run, placed, batch)
     if plan.num_micro_batches % len(plan.used) == 0:
         found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
     return found
@@ -136,28 +136,32 @@ def replicas_of(problem: PlacementProblem, plan: Plan, batch: int) -> PlannedSte
         batch: number of samples of a step.
     """
     problem, stage = plan.step(problem), max(plan.sharding, default=0)
-    run = _alone(simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1))))
+    run = simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1)))
     if stage > 1:
-        return planned(plan, run, batch, None)
-    return _with_all(plan, run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
+        return planned(plan, _alone(run), batch, None, schedule=run)
+    (way,) = _with_all([plan], run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
+    return way
 
 
-def _with_all(plan: Plan, run: PlacementResult, placed: PlacementResult, batch: int) -> PlannedStep:
-    """Return replicas with the memory that frameworks use where each has all weights and gradients.
+def _with_all(plans: Sequence[Plan], run: Schedule, placed: PlacementResult, batch: int) -> list[PlannedStep]:
+    """Return replicas with the memory that frameworks use where each has all weights and gradients, for each plan.
 
     Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
     to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
     """
-    schedule, graph, memory = run.schedule(), placed.problem.graph, run.problem.cluster.memory
-    used = np.unique(schedule.placement).tolist()
+    result, graph, memory = _alone(run), placed.problem.graph, run.problem.cluster.memory
+    used = np.unique(run.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
     state = int(placed.problem.resident_bytes.sum()) - weights - trained
-    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
     at = CATEGORIES.index("activations")
-    most = {device: int(memory_by_category(schedule, device)[1][:, at].max()) for device in used}
-    held = {device: whole | {"activations": most[device], "received": 0} for device in used}
-    fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
-    return PlannedStep(plan, run, placed, batch, fullest, held[fullest])
+    most = {device: int(held[:, at].max()) for device, (_, held) in memory_by_category(run, used).items()}
+    steps = []
+    for plan in plans:
+        whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
+        held = {device: whole | {"activations": most[device], "received": 0} for device in used}
+        fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
+        steps.append(PlannedStep(plan, result, placed, batch, fullest, held[fullest]))
+    return steps
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
@@ -167,10 +171,24 @@ def _alone(schedule: Schedule) -> PlacementResult:
 
 
 def planned(
-    plan: Plan | None, result: PlacementResult, batch: int, placement: PlacementResult | None, tool: str | None = None
+    plan: Plan | None,
+    result: PlacementResult,
+    batch: int,
+    placement: PlacementResult | None,
+    tool: str | None = None,
+    schedule: Schedule | None = None,
 ) -> PlannedStep:
-    """Return a result as a way to run the step, with the memory of its fullest device."""
-    schedule, memory = result.schedule(), result.problem.cluster.memory
+    """Return a result as a way to run the step, with the memory of its fullest device.
+
+    Args:
+        plan: the plan, if it has one.
+        result: the simulation of the way.
+        batch: number of samples of a step.
+        placement: of the captured step; None if there is none.
+        tool: the tool as which it is simulated.
+        schedule: the schedule of `result`, if it is known.
+    """
+    schedule, memory = schedule or result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
     return PlannedStep(plan, result, placement, batch, fullest, peak_by_category(schedule, fullest), tool)

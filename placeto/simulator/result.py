@@ -15,7 +15,7 @@ from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
 from placeto.problem.units import format_us
-from placeto.simulator.schedule import Schedule, simulate
+from placeto.simulator.schedule import Schedule, simulate, with_sums_placed
 
 _ROUNDS = 5  # simulations after which `as_listed` ends, even if the lists have changed again
 
@@ -38,7 +38,7 @@ class PlacementResult:
 
     def __post_init__(self) -> None:
         if len(gradient_sums(self.problem.graph).home):
-            object.__setattr__(self, "placement", self.schedule().placement)
+            object.__setattr__(self, "placement", with_sums_placed(self.problem, self.placement))
 
     def __repr__(self) -> str:
         used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"

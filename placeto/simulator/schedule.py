@@ -139,6 +139,12 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
     return array
 
 
+def with_sums_placed(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
+    """Return a placement (N,) with sums of gradients where `simulate` computes them, whatever device was given."""
+    array = check_placement(problem, placement)
+    return lowered(problem.arrays, LONE, array)[2][: problem.num_ops] if len(problem.arrays.lowering) else array
+
+
 def simulate(
     problem: PlacementProblem,
     placement: np.ndarray | Plan,

@@ -35,7 +35,7 @@ def test_what_the_peak_is_for() -> None:
     schedule = simulate(problem, np.array([0, 0, 1]))
     of = {"weights": 3, "gradients": 3, "optimizer": 6, "activations": 7, "received": 0}
     assert peak_by_category(schedule, 0) == of
-    times, held = memory_by_category(schedule, 0)
+    times, held = memory_by_category(schedule, [0])[0]
     assert times.tolist() == [0.0, 17.0]  # until the tensor of 7 bytes has arrived
     assert held.tolist() == [[3, 3, 6, 7, 0], [3, 3, 6, 0, 0]]
     assert peak_by_category(schedule, 1) == {**dict.fromkeys(CATEGORIES, 0), "activations": 5, "received": 7}
@@ -50,7 +50,7 @@ def test_the_peak_is_the_schedules(seed: int) -> None:
     assert [int(memory.max()) for _, memory in timelines] == schedule.peak_memory.tolist()
     assert all((np.diff(times) > 0).all() for times, _ in timelines)
     for device, (times, memory) in enumerate(timelines):
-        when, held = memory_by_category(schedule, device)
+        when, held = memory_by_category(schedule, [device])[device]
         assert (when == times).all()
         assert (held.sum(axis=1) == memory).all()
         assert held.min() >= 0

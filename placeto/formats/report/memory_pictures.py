@@ -62,7 +62,7 @@ def stacked_picture(schedule: Schedule) -> StackedPicture:
     """Return memory by category over time, for the device whose peak is the largest share of its memory."""
     number = int((schedule.peak_memory / schedule.problem.cluster.memory).argmax())
     device, end_us = schedule.problem.cluster.devices[number], schedule.makespan_us or 1.0
-    times, by_category = memory_by_category(schedule, number)
+    times, by_category = memory_by_category(schedule, [number])[number]
     sizes = by_category.sum(axis=1)
     peak = int(sizes.max())
     top, below = _scale(peak, device.memory)

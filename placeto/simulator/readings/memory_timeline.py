@@ -5,6 +5,8 @@ Legend: D devices, P points, C categories.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from placeto.problem.flat import LONE
@@ -42,12 +44,12 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     return timelines
 
 
-def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return when a device's memory changes (P,) in us, and its bytes since then by `CATEGORIES` (P, C) int64.
+def memory_by_category(schedule: Schedule, devices: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return when memory of some devices changes (P,) in us, and its bytes since then by `CATEGORIES` (P, C) int64.
 
     The sums over categories are the bytes of `memory_timelines`.
     """
-    graph, on_device = schedule.problem.graph, schedule.placement == device
+    graph = schedule.problem.graph
     begin, end, where, size, made_by = _lives(schedule)
     sums, types = gradient_sums(graph), np.array(graph.op_types)
     parts = graph.producer[sums.tensor]  # the ops that make the contributions to gradients
@@ -56,21 +58,24 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     received = (made_by >= graph.num_ops) | np.isin(made_by, np.flatnonzero(types == RELAY))
     gathered = np.isin(made_by, np.flatnonzero(types == GATHER))
     summed = np.isin(made_by, np.concatenate(summing))
-    kind = np.where(received, 4, np.where(gathered, 0, np.where(summed, 1, 3)))[where == device]
-    begin, end, size = begin[where == device], end[where == device], size[where == device]
-    times, group = np.unique(np.concatenate([[0.0], begin, end]), return_inverse=True)
-    change = np.zeros((len(times), len(CATEGORIES)), np.int64)
-    np.add.at(change, (group[1:], np.tile(kind, 2)), np.concatenate([size, -size]))
-    weights, trained = int(graph.param_bytes[on_device].sum()), int(graph.trained_bytes[on_device].sum())
-    state = int(schedule.problem.resident_bytes[on_device].sum()) - weights - trained
-    buffers = int(graph.param_bytes[on_device & (types == RECEIVE)].sum())
-    change[group[0]] += [weights - buffers, trained, state, 0, buffers]
-    return times, np.cumsum(change, axis=0)
+    kind = np.where(received, 4, np.where(gathered, 0, np.where(summed, 1, 3)))
+    found = {}
+    for device in devices:
+        lives, ops = np.flatnonzero(where == device), np.flatnonzero(schedule.placement == device)
+        times, group = np.unique(np.concatenate([[0.0], begin[lives], end[lives]]), return_inverse=True)
+        change = np.zeros((len(times), len(CATEGORIES)), np.int64)
+        np.add.at(change, (group[1:], np.tile(kind[lives], 2)), np.concatenate([size[lives], -size[lives]]))
+        weights, trained = int(graph.param_bytes[ops].sum()), int(graph.trained_bytes[ops].sum())
+        state = int(schedule.problem.resident_bytes[ops].sum()) - weights - trained
+        buffers = int(graph.param_bytes[ops[types[ops] == RECEIVE]].sum())
+        change[group[0]] += [weights - buffers, trained, state, 0, buffers]
+        found[device] = times, np.cumsum(change, axis=0)
+    return found
 
 
 def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
     """Return the bytes of each of `CATEGORIES` on a device at its peak; their sum is its `Schedule.peak_memory`."""
-    _, held = memory_by_category(schedule, device)
+    _, held = memory_by_category(schedule, [device])[device]
     return dict(zip(CATEGORIES, held[held.sum(axis=1).argmax()].tolist(), strict=True))
 
 
