@@ -126,7 +126,8 @@ def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str,
 
     while heap:
         now, kind, tie, _ = heapq.heappop(heap)
-        result.makespan = max(result.makespan, now)
+        if kind != DEVICE:
+            result.makespan = max(result.makespan, now)
         if kind == DELIVERY:
             child = tie[2]
             waiting[child] -= 1
@@ -168,8 +169,11 @@ def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str,
             finish = now + time_of[op]
             result.start[op], result.finish[op] = now, finish
             result.device_order[device].append(op)
-            overhead = cluster.devices[number[device]].overhead_us
-            push(finish + (0.0 if time_of[op] == 0.0 else overhead), DEVICE, device)
+            run_by = cluster.devices[number[device]]
+            launched = run_by.launch_us * sum(time_of[each] > 0.0 for each in result.device_order[device])
+            free = finish + (0.0 if time_of[op] == 0.0 else run_by.overhead_us)
+            result.makespan = max(result.makespan, free)
+            push(max(launched, free), DEVICE, device)
             sends: dict[Any, Send] = {}
             for child, output in out_edges[op]:  # in op order of the children
                 if device_of[child] == device:

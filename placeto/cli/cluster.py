@@ -29,6 +29,8 @@ class Arguments:
     """the cluster file to write, .json or .json.gz"""
     kind: Names = ()
     """kind of the GPUs, such as a100, if the text file doesn't say it; or a kind for each GPU, comma-separated"""
+    launch_us: Annotated[float | None, arg(metavar="US")] = None
+    """microseconds in which the host launches an op on a GPU; 0 if launches never hold up the GPUs"""
 
 
 def run(arguments: Arguments) -> None:
@@ -46,5 +48,8 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"{source!r} is no preset and no file{meant} are {known}; for this machine {HOW}")
     else:
         cluster = load_machine(source, arguments.kind, name)
+    if (us := arguments.launch_us) is not None:
+        boards = (each if each.is_cpu else replace(each, launch_us=us) for each in cluster.devices)
+        cluster = replace(cluster, devices=tuple(boards))
     save_cluster(cluster, arguments.out)
     say(f"cluster      {arguments.out}: {describe_cluster(cluster)}")

@@ -58,6 +58,8 @@ LEFT = 0.05
 """Share of a device's memory: if less is left, `Plans.advice` says what else needs memory. In three public reports of
 PyTorch's "CUDA out of memory", on boards of 16 and 24 GB, 3.0, 3.2 and 13 % of the memory were no tensors, but the
 CUDA context with kernels (0.2 to 2.2 GB) and fragments that the allocator had reserved (0.2 to 1.0 GB)."""
+LAUNCH_US = 50.0
+"""Microseconds in which a host launches an op of eager PyTorch: see experiments/decisions/2026-11-29-launches.md."""
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
 CHECKPOINTED = "what the model checkpoints"
@@ -239,6 +241,20 @@ class PlannedStep:
             "--headroom 1GB to keep some free."
         )
 
+    @property
+    def launch_warning(self) -> str:
+        """A sentence if launching ops may take longer than the step, and the cluster doesn't say how long it takes."""
+        busy = self.schedule
+        timed = busy.placement[busy.finish_us > busy.start_us]
+        most = int(np.bincount(timed).max(initial=0))
+        if busy.problem.cluster.launch_us.any() or self.device.is_cpu or most * LAUNCH_US <= self.step_us:
+            return ""
+        bound, often = format_us(self.step_us / most), format_us(LAUNCH_US)
+        return (
+            f" A device runs {most:,} ops in it: if its host takes longer than {bound} to launch each, the step takes "
+            f"longer. Eager PyTorch often takes {often}: `placeto cluster --launch-us` makes that count."
+        )
+
     @cached_property
     def torch_refusal(self) -> str:
         """Why torch can't run a pipeline; "" if it can."""
@@ -311,7 +327,7 @@ class Plans:
         if (free := self.unlimited) is not None:
             text += f" With {format_bytes(free.used)} on a device, {free.name} would take {format_us(free.step_us)}"
             text += f": the memory costs {100.0 * (best.step_us / free.step_us - 1.0):.1f} %."
-        text += best.warning
+        text += best.warning + best.launch_warning
         if best.only_on_one_host:
             text += f" {best.run_by} runs on the devices of one host only"
             other = next((step for step in others if step.fits and not step.only_on_one_host), None)

@@ -69,6 +69,7 @@ class FlatProblems(NamedTuple):
     live_bytes: np.ndarray  # (T,) int64, bytes that a tensor takes on its producer's device: 0 if it is resident
     # per device
     overhead_us: np.ndarray  # (D,) us after each op that takes time
+    launch_us: np.ndarray  # (D,) us in which the host launches an op that takes time
     memory: np.ndarray  # (D,) int64, bytes
     device_rank: np.ndarray  # (D,) int64, rank of the device's name
     bandwidth: np.ndarray  # (D*D,) bytes/us, row-major, from row to column
@@ -150,6 +151,7 @@ def flatten(
         held_until=graph.held_until,
         live_bytes=live,
         overhead_us=cluster.overhead_us.copy(),
+        launch_us=cluster.launch_us.copy(),
         memory=cluster.memory.copy(),
         device_rank=cluster.device_rank.copy(),
         bandwidth=cluster.bandwidth.ravel(),

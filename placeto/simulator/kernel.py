@@ -161,6 +161,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
     overhead, device_rank = flat.overhead_us[device0:device1], flat.device_rank[device0:device1]
+    launch, launched = flat.launch_us[device0:device1], np.zeros(d)  # when the next op of each device is launched
     bandwidth, latency = flat.bandwidth[pair0:pair1], flat.latency_us[pair0:pair1]
     path_ptr = flat.path_ptr[pair0 + p : pair1 + p + 1]
     path_link = flat.path_link[flat.path_offset[p] : flat.path_offset[p + 1]]
@@ -245,6 +246,9 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 return np.inf, num_sends
             free[slot] = end + overhead[slot] if duration != 0.0 else end
             makespan = max(makespan, free[slot])  # as in the published simulator, with the last overhead
+            if duration != 0.0:
+                launched[slot] += launch[slot]
+            free[slot] = max(free[slot], launched[slot])
             order[num_starts] = i
             num_starts += 1
             has_local = False

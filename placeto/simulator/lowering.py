@@ -366,6 +366,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         held_until=until,
         live_bytes=wired.live,
         overhead_us=flat.overhead_us[device0:device1],
+        launch_us=flat.launch_us[device0:device1],
         memory=flat.memory[device0:device1],
         device_rank=flat.device_rank[device0:device1],
         bandwidth=flat.bandwidth[pair0:pair1],

@@ -37,6 +37,15 @@ def test_boards_without_a_preset_are_written_and_their_links_told(
     assert load_cluster(out).bandwidth[0, 2] == load_cluster("4xl4").bandwidth[0, 2]
 
 
+def test_hosts_that_take_time_to_launch_ops_on_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.json"
+    assert run("cluster", "cpu-laptop+1xrtx3090", "-o", out, "--launch-us", 50) == 0
+    assert load_cluster(out).hash != load_cluster("cpu-laptop+1xrtx3090").hash
+    assert load_cluster(out).launch_us.tolist() == [0.0, 50.0]
+    assert run("cluster", out, "-o", out, "--launch-us", -1) == 2
+    assert "launch_us" in capsys.readouterr().err
+
+
 def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine, out = tmp_path / "machine.txt", tmp_path / "mine.json"
     machine.write_text(MACHINE)

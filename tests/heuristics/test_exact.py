@@ -51,6 +51,16 @@ def mixed_cluster() -> Cluster:
     return replace(slow, devices=devices, latency_us=np.array([[0.0, 4.0], [9.0, 0.0]]), link_gap_us=2.0, link="pair")
 
 
+def test_launches_are_refused_unless_all_placements_are_simulated() -> None:
+    cluster = toy_cluster(2)
+    hosts = replace(cluster, devices=tuple(replace(device, launch_us=7.0) for device in cluster.devices))
+    problem = small_problem(0, 4, hosts)
+    result, _ = solve(problem)
+    assert result.makespan_us == brute_force(problem)
+    with pytest.raises(PlacerError, match=r"launch ops \(launch_us\), which the placer exact doesn't count"):
+        solve(problem, enumerate_up_to=0)
+
+
 CLUSTERS = {
     "toy": toy_cluster(2),
     "mixed": mixed_cluster(),

@@ -38,6 +38,19 @@ def planned(cluster: Cluster | str, micro_batches: Sequence[int] = COUNTS, batch
     return plan(module, inputs, cluster=cluster, loss=square, micro_batches=micro_batches, **how)
 
 
+def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
+    cluster = load_cluster("4xv100")
+    hosts = replace(cluster, devices=tuple(replace(device, launch_us=500.0) for device in cluster.devices))
+    found, slow = (planned(each, batch=512).best for each in (cluster, hosts))
+    assert found.launch_warning.startswith(" A device runs ")
+    assert found.micro_batches > slow.micro_batches
+    for step in found, slow:
+        ran = step.schedule.placement[step.schedule.finish_us > step.schedule.start_us]
+        launches_us = 500.0 * (int(np.bincount(ran).max()) - 1)
+        assert (step.step_us >= launches_us) == (step is slow)
+    assert slow.launch_warning == ""
+
+
 @pytest.fixture(scope="module")
 def plans() -> Plans:
     module, inputs = chain()

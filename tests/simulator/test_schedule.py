@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from placeto.problem.cluster import DISPATCHES, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule
+from placeto.simulator.readings.critical_path import critical_path
 from placeto.simulator.schedule import Schedule, simulate, simulate_batch
 from placeto.simulator.slack import fill_slack
 from tests.cases import problem_of
@@ -53,6 +55,26 @@ def test_equals_the_plain_reference(
         assert schedule.slack_us.min() == 0.0  # the op with which the critical path begins
         assert problem.lower_bound_us <= schedule.makespan_us * (1 + 1e-12)
         _assert_cutoff_only_cuts(problem, placement, schedule, float(rng.uniform(0, 1.2)))
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_ops_wait_until_the_host_has_launched_them(dispatch: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem, placement = random_problem(rng, "unicast", "egress", dispatch)
+    boards = [replace(board, launch_us=float(rng.choice([0.0, 20.0, 150.0]))) for board in problem.cluster.devices]
+    problem = replace(problem, cluster=replace(problem.cluster, devices=tuple(boards)))
+    schedule = simulate(problem, placement)
+    _assert_same_times(schedule, reference(problem, placement))
+    assert problem.lower_bound_us <= schedule.makespan_us * (1 + 1e-12)
+    assert schedule.slack_us.min() == 0.0
+    for ops, board in zip(schedule.device_order, boards, strict=True):
+        timed = [op for op in ops.tolist() if schedule.finish_us[op] > schedule.start_us[op]]
+        assert all(schedule.start_us[op] >= board.launch_us * place for place, op in enumerate(timed))
+    path = critical_path(schedule)
+    assert sum(path.time_us.values()) == pytest.approx(schedule.makespan_us)
+    assert path.time_us["idle"] == pytest.approx(0.0, abs=1e-6)
 
 
 def _assert_same_times(schedule: Schedule, expected: Result) -> None:

@@ -112,6 +112,11 @@ def _solve(evaluator: Evaluator, seed: int, enumerate_up_to: int) -> float:
             f"placements: it takes up to {enumerate_up_to:,}, not {problem.num_devices}^{groups.num_groups}; use "
             "multilevel, or one micro-batch"
         )
+    if problem.cluster.launch_us.any():
+        raise PlacerError(
+            f"on {problem.cluster.name} the host takes time to launch ops (launch_us), which the placer exact doesn't "
+            "count: use multilevel, or a launch_us of 0"
+        )
     ortools()  # raises an error now rather than after the annealing
     _start(evaluator, seed)
     return _branch(evaluator, seed)

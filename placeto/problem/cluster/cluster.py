@@ -70,8 +70,8 @@ class Device:
     """One device: how fast it computes and accesses memory, and how much memory it has.
 
     Raises:
-        ClusterError: a number is not finite or not above 0 (the overhead may be 0), the memory is no whole number of
-            bytes, or `flops` has no peak of float32; the message names device and field.
+        ClusterError: a number is not finite or not above 0 (the overhead and the launch may be 0), the memory is no
+            whole number of bytes, or `flops` has no peak of float32; the message names device and field.
     """
 
     name: Name  # a name that is unique in the cluster
@@ -80,6 +80,9 @@ class Device:
     memory_bandwidth: Positive  # bytes/s
     memory: Memory  # bytes
     overhead_us: Number = 0.0  # how long the device stays busy after each op that takes time
+    launch_us: Number = 0.0
+    """How long the host takes to launch an op that takes time. It launches the ops of a device one after the other,
+    from the beginning of the step, and no op starts before it is launched. 0 if launches never hold up the device"""
 
     def __post_init__(self) -> None:
         check_fields(self, ClusterError, f"devices[{quote(self.name)}]")
@@ -277,12 +280,14 @@ class Cluster:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the content (name and price of the cluster excluded), 64 hex digits."""
-        described = [[getattr(device, key) for key in vars(device)] for device in self.devices]
+        described = [[getattr(device, key) for key in vars(device) if key != "launch_us"] for device in self.devices]
         links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
         shared = [astuple(link) for link in self.shared_links]
         content = [described, links, self.link_gap_us, self.dispatch, shared]
         if self.num_hosts > 1:
             content.append(self.hosts)
+        if self.launch_us.any():
+            content.append(self.launch_us.tolist())
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
@@ -312,6 +317,11 @@ class Cluster:
     def overhead_us(self) -> np.ndarray:
         """(D,) float64, microseconds that each device stays busy after each op of non-zero cost."""
         return frozen(np.array([device.overhead_us for device in self.devices], np.float64))
+
+    @cached_property
+    def launch_us(self) -> np.ndarray:
+        """(D,) float64, microseconds in which the host launches an op of each device."""
+        return frozen(np.array([device.launch_us for device in self.devices], np.float64))
 
     @cached_property
     def device_rank(self) -> np.ndarray:

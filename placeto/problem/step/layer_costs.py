@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerCosts:
-    """What each layer costs in one micro-batch."""
+    """What each layer costs in one micro-batch; a part of a layer takes at least as long as its launches."""
 
     busy_us: np.ndarray  # (3, L, D) us of the forward pass, of the backward pass for inputs, and of that for weights
     made: dict[tuple[Part, frozenset[Part]], int]  # (K,) bytes that a part makes, by the other parts that read them:
@@ -63,6 +63,9 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     if count > 1:
         beside = graph.micro_batches == NO_MICRO_BATCH
         np.add.at(busy, (WEIGHTS, layer[beside]), problem.busy_us[beside] / count)
+    launches = np.zeros_like(busy)
+    np.add.at(launches, (kind[first], layer[first]), problem.op_time[first] > 0.0)
+    busy = np.maximum(busy, launches * problem.cluster.launch_us)
     shared = of_no_micro_batch(graph) if count > 1 else np.array([each in TENSORS for each in graph.op_types])
     kind[shared] = SHARED
     readers: dict[int, set[Part]] = {}

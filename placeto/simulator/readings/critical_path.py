@@ -48,7 +48,8 @@ def critical_path(schedule: Schedule) -> CriticalPath:
     finish = np.concatenate([schedule.finish_us, schedule.send_finish_us])
     overhead = np.where(schedule.finish_us > schedule.start_us, cluster.overhead_us[schedule.placement], 0.0)
     free = finish + np.append(overhead, np.full(schedule.num_sends, cluster.link_gap_us))
-    before = _before(schedule, free)
+    held = np.maximum(free, np.append(_launched_us(schedule), np.zeros(schedule.num_sends)))
+    before = _before(schedule, held)
     sent = {
         (tensor, dst): count + send
         for send, (tensor, dst) in enumerate(
@@ -77,7 +78,7 @@ def critical_path(schedule: Schedule) -> CriticalPath:
         part = (COMPUTE if by_input else DEVICE) if step < count else (TRANSFER if by_input else LINK)
         ended = min(until, float(finish[step]))
         time[part] += ended - start[step]
-        launched = min(until, float(free[step]))
+        launched = min(until, float(held[step]))
         time[LAUNCH] += max(0.0, launched - ended)
         time[IDLE] += until - max(launched, ended)
         steps.append(step)
@@ -95,6 +96,14 @@ def critical_path(schedule: Schedule) -> CriticalPath:
             break
         _, by_input, _, step = max(causes)
     return CriticalPath(np.array(steps[::-1]), np.array(by_inputs[::-1]), np.array(took[::-1]), time)
+
+
+def _launched_us(schedule: Schedule) -> np.ndarray:
+    """(N,) microseconds at which the host has launched the op that its device can start after each op."""
+    launched, takes_time = np.zeros(len(schedule.start_us)), schedule.finish_us > schedule.start_us
+    for ops, us in zip(schedule.device_order, schedule.problem.cluster.launch_us.tolist(), strict=True):
+        launched[ops] = us * np.cumsum(takes_time[ops])
+    return launched
 
 
 def _before(schedule: Schedule, free: np.ndarray) -> list[list[tuple[int, float]]]:
