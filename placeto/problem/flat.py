@@ -14,6 +14,7 @@ from placeto.problem.cluster import LINKS, Cluster
 from placeto.problem.flat_sums import lowering_array, path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import storage
+from placeto.problem.order_kernels import fill_paths
 
 EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one for each sender, one for each ordered pair of devices, or none (no transfer waits)."""
@@ -179,13 +180,10 @@ def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
 def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
     """(N,) longest path from the start of each op. An op takes `time` (N,), and the last op of a path `last` (N,)."""
     by_src = np.argsort(graph.edge_src, kind="stable")
-    child = graph.edge_dst[by_src].tolist()
-    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1)).tolist()
-    path, time_list = last.tolist(), time.tolist()
-    for op in reversed(graph.topological_order.tolist()):
-        for c in child[ptr[op] : ptr[op + 1]]:
-            path[op] = max(path[op], time_list[op] + path[c])
-    return np.array(path)
+    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
+    path = last.astype(np.float64)
+    fill_paths(own(graph.topological_order), ptr, graph.edge_dst[by_src], time.astype(np.float64), path)
+    return path
 
 
 def own(array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The topological order of ops, compiled: graphs have tens of thousands of ops.
+"""The topological order of ops, and their longest paths, compiled: graphs have tens of thousands of ops.
 
 Legend: N ops, E edges.
 """
@@ -47,3 +47,20 @@ def _first_ready(ptr: np.ndarray, child: np.ndarray, missing: np.ndarray) -> np.
             if missing[child[k]] == 0:
                 heapq.heappush(ready, child[k])
     return order[:count]
+
+
+@compiled()
+def fill_paths(order: np.ndarray, ptr: np.ndarray, child: np.ndarray, time: np.ndarray, path: np.ndarray) -> None:
+    """Make `path` (N,), the time of the last op of a path, the longest path from the start of each op.
+
+    Args:
+        order: (N,) int64, a topological order.
+        ptr: (N+1,) int64, offsets of each op's consumers in `child`.
+        child: (E,) int64, consumer of each edge, sorted by producer.
+        time: (N,) us of each op that isn't the last one.
+        path: (N,) us; changed.
+    """
+    for place in range(len(order) - 1, -1, -1):
+        op = order[place]
+        for k in range(ptr[op], ptr[op + 1]):
+            path[op] = max(path[op], time[op] + path[child[k]])

@@ -157,6 +157,9 @@ class PlacementProblem:
         best = np.inf
         for device in range(self.num_devices):
             time_us = self.op_time[order, device]
+            if launch_us := float(self.cluster.launch_us[device]):
+                best = min(best, _launched(time_us, float(self.cluster.overhead_us[device]), launch_us))
+                continue
             busy = np.empty(2 * self.num_ops)
             busy[0::2] = time_us
             busy[1::2] = np.where(time_us > 0, self.cluster.overhead_us[device], 0.0)
@@ -184,7 +187,9 @@ class PlacementProblem:
     def horizon_us(self) -> float:
         """Microseconds after which every schedule has ended: all ops and transfers one by one, each at its slowest."""
         graph, cluster = self.graph, self.cluster
-        ops = sum(self.op_time.max(axis=1).tolist()) + self.num_ops * float(cluster.overhead_us.max())
+        ops = sum(self.op_time.max(axis=1).tolist()) + self.num_ops * float(
+            (cluster.overhead_us + cluster.launch_us).max()
+        )
         largest = float(graph.output_bytes.max(initial=0))
         transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
         return ops + graph.num_edges * transfer
@@ -216,6 +221,16 @@ class PlacementProblem:
     def priority(self) -> np.ndarray:
         """(N,) int64, place of each op in the order of dispatch, from 0 on; not used under "fifo"."""
         return frozen(priorities(self.graph, self.dispatch, self.busy_us))
+
+
+def _launched(time_us: np.ndarray, overhead_us: float, launch_us: float) -> float:
+    """Microseconds in which one device runs ops (N,) that its host launches one after the other."""
+    free = launched = end = 0.0
+    for us in time_us.tolist():
+        end = free + us + (overhead_us if us > 0.0 else 0.0)
+        launched += launch_us if us > 0.0 else 0.0
+        free = max(end, launched)
+    return end
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,6 +68,9 @@ def test_ops_wait_until_the_host_has_launched_them(dispatch: str, seed: int) -> 
     schedule = simulate(problem, placement)
     _assert_same_times(schedule, reference(problem, placement))
     assert problem.lower_bound_us <= schedule.makespan_us * (1 + 1e-12)
+    assert schedule.makespan_us <= problem.horizon_us
+    alone = [simulate(problem, np.full(problem.num_ops, d)).makespan_us for d in range(problem.num_devices)]
+    assert problem.single_device_us == pytest.approx(min(alone), rel=1e-12)
     assert schedule.slack_us.min() == 0.0
     for ops, board in zip(schedule.device_order, boards, strict=True):
         timed = [op for op in ops.tolist() if schedule.finish_us[op] > schedule.start_us[op]]
