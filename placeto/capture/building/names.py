@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ def with_names(
     parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in`, `uncalled` and `shared_with` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in`, `unrepeatable` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
@@ -88,16 +88,20 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
-        uncalled=_uncalled(calls, labels),
+        unrepeatable=_unrepeatable(calls, traced.meta["unrepeatable"], labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)
 
 
-def _uncalled(calls: Mapping[str, int], labels: Sequence[Label]) -> tuple[tuple[str, ...], ...]:
-    """(N,) for each op of the forward pass, the modules around its module that aren't called."""
+def _unrepeatable(
+    calls: Mapping[str, int], changing: Collection[str], labels: Sequence[Label]
+) -> tuple[tuple[str, ...], ...]:
+    """(N,) for each op of the forward pass, the modules around its module that aren't called or whose inputs change."""
     return tuple(
-        tuple(path for path in around(label.module) if not calls[path]) if label.part == "forward" else ()
+        tuple(path for path in around(label.module) if not calls[path] or path in changing)
+        if label.part == "forward"
+        else ()
         for label in labels
     )
 
