@@ -106,8 +106,8 @@ def run(arguments: Arguments) -> None:
             "than the table says"
         )
     say(plans.advice())
-    again = plans.best.plan.recomputed if plans.best.plan is not None and plans.best.kind not in PIPELINES else ()
-    if again:
+    best = plans.best
+    if best.fits and best.plan is not None and best.kind not in PIPELINES and (again := best.plan.recomputed):
         parts = (part for path in again for part in model.module.get_submodule(path).modules())
         norms = any(getattr(part, "running_mean", None) is not None for part in parts)
         say(_SNIPPET.format(paths=_in_python(again)) + (_SNIPPET_NORMS if norms else ""))

@@ -248,6 +248,7 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert answers == [(True, False), (True, True), (False, True)], advice
     assert "Not tried: " in advice
     assert "checkpoints" not in advice
+    assert not any("before the model is wrapped" in line for line in rest), "nobody would run what doesn't fit"
 
 
 @pytest.mark.parametrize(("norm", "memory"), [("Identity()", 20_000_000), ("BatchNorm1d(256)", 36_000_000)])
