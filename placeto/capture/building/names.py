@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
+from placeto.capture.building.state_flow import depending_on_calls
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
@@ -54,7 +55,8 @@ def with_names(
     own_nodes = {node.name: node for node in traced.graph.nodes}
     labels = [own_nodes[names[0]].meta["label"] for names in nodes]
     sources: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
-    for node, path in zip(placeholders[first:], buffers, strict=False):
+    held = placeholders[first : first + len(buffers)]
+    for node, path in zip(held, buffers, strict=True):
         sources[node] = "tensor", path
     for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
         sources[node] = "input", name
@@ -88,7 +90,7 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
-        unrepeatable=_unrepeatable(calls, traced.meta["unrepeatable"], labels),
+        unrepeatable=_unrepeatable(calls, traced.meta["unrepeatable"] | depending_on_calls(traced, held), labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)

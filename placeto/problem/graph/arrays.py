@@ -58,7 +58,7 @@ class GraphArrays:
     # it; no part of the hash
     called_in: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) paths of the modules that contain the module of each op of the forward pass and can't be called again for the
-    # backward pass: nobody calls them, as nn.ModuleList, or what they are given is changed; no part of the hash
+    # backward pass: nobody calls them, as nn.ModuleList, or they would compute something else; no part of the hash
     unrepeatable: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) paths of the modules, "" for the model itself, whose tensors the module of the op changes in place, or reads
     # without getting them as arguments; one op of such a module has them; no part of the hash

@@ -351,8 +351,8 @@ def _called_alone(graph: ComputationGraph, program: np.ndarray, spans: Mapping[s
     """Return the modules that are called once, and can be recomputed.
 
     Modules are left out that are recomputed already, whose ops stand between those of others, that call modules of
-    others, that are given something which is changed in their call or after it, or that begin or end at a call of a
-    module with parameters that is called several times, maybe by others.
+    others, that would compute something else the second time, or that begin or end at a call of a module with
+    parameters that is called several times, maybe by others.
 
     Args:
         graph: captured.

@@ -1,10 +1,7 @@
 """Recomputed blocks: the graph of a step is that of a capture under activation checkpoints."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from placeto.simulator.schedule import Schedule, simulate
 from tests.capture.steps import Step
 from tests.capture.zoo import ZOO
 from tests.captures import Made, chained, linears, square
-from tests.parts import through
 
 MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whisper"
 CLUSTER = load_cluster("2xv100")
@@ -278,100 +274,6 @@ def test_blocks_that_read_and_change_a_mapping_are_left_out() -> None:
         module, x = Made(remembering, layers=nn.ModuleList(layers_of)), torch.empty(32, 64)
     graph = capture_training(module, [x], square)
     assert not {f"layers.{number}" for number in range(4)} & {*recomputable(graph)}
-
-
-def dense(count: int) -> nn.Module:
-    """Dense blocks, as of a DenseNet: each layer is given a list, to which its caller appends what it returns."""
-
-    def layer(made: Made, features: list[torch.Tensor]) -> torch.Tensor:
-        return made.inner(made.norm(torch.cat(features, 1))).tanh()
-
-    def block(made: Made, x: torch.Tensor) -> torch.Tensor:
-        features = [x]
-        for each in made.layers:
-            features.append(each(features))
-        return made.last(torch.cat(features, 1))
-
-    def layers() -> list[nn.Module]:
-        return [Made(layer, norm=nn.LayerNorm(size), inner=nn.Linear(size, 8)) for size in range(8, 40, 8)]
-
-    return nn.Sequential(*(Made(block, layers=nn.ModuleList(layers()), last=nn.Linear(40, 8)) for _ in range(count)))
-
-
-def of_four(block: Callable[..., Any], forward: Callable[..., torch.Tensor]) -> nn.Module:
-    """A model with four blocks."""
-    return Made(
-        forward, first=nn.Linear(8, 8), blocks=nn.ModuleList(Made(block, inner=nn.Linear(8, 8)) for _ in "abcd")
-    )
-
-
-def in_place_before(made: Made, x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.gelu(made.inner(x.relu_()))
-
-
-def appending(made: Made, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
-    seen.append(made.inner(seen[-1]).tanh())
-    return x + sum(seen)
-
-
-def changed_after(made: Made, x: torch.Tensor) -> torch.Tensor:
-    x = made.first(x)
-    for block in made.blocks:
-        y = block(x)
-        x.mul_(2.0)
-        x = x + y
-    return x
-
-
-def in_turn_with_objects(made: Made, x: torch.Tensor) -> torch.Tensor:
-    state = SimpleNamespace(x=made.first(x))
-    for block in made.blocks:
-        state.x = block(state)
-    return state.x
-
-
-def in_a_global(made: Made, x: torch.Tensor) -> torch.Tensor:
-    x = made.first(x)
-    for block in made.blocks:
-        NOTES["x"] = x
-        x = block()
-    return x
-
-
-NOTES = dict[str, torch.Tensor]()
-CHANGING = {
-    "a list to which the caller appends": (dense(1), ()),
-    "such a list in each of three blocks": (dense(3), ("0", "1", "2")),
-    "a list to which the block appends": (
-        of_four(appending, lambda made, x: through([partial(b, seen=[x]) for b in made.blocks], made.first(x))), ()
-    ),
-    "a tensor that the block changes": (
-        of_four(in_place_before, lambda made, x: through(made.blocks, made.first(x))), ()
-    ),
-    "a tensor that the caller changes": (of_four(lambda made, x: made.inner(x.sigmoid()).tanh(), changed_after), ()),
-    "an object": (of_four(lambda made, state: made.inner(state.x).tanh() + state.x, in_turn_with_objects), ()),
-    "a global variable": (of_four(lambda made: made.inner(NOTES["x"]).tanh() + NOTES["x"], in_a_global), ()),
-}  # fmt: skip
-"""Makes a model, and the blocks that are left."""
-
-
-@pytest.mark.parametrize("name", CHANGING)
-def test_blocks_whose_inputs_are_changed_are_left_out(name: str) -> None:
-    """Computed again, they would compute something else, or autograd would refuse it."""
-    model, blocks = CHANGING[name]
-    step = Step(model, [torch.randn(16, 8)], square)
-    graph = captured(step, 2)
-    assert [path for path in recomputable(graph) if not path.endswith(("inner", "norm"))] == list(blocks)
-    assert step.loss is not None
-    step.loss(model(*step.inputs)).backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    for path in recomputable(graph):
-        block = model.get_submodule(path)
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    step.loss(model(*step.inputs)).backward()
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        assert torch.equal(parameter.grad, gradient)
 
 
 def test_a_llamas_layers_are_blocks_and_not_their_attentions() -> None:
