@@ -71,10 +71,8 @@ def depending_on_calls(traced: GraphModule, buffers: Sequence[Node]) -> set[str]
     found = set[str]()
     for node in buffers:
         if node in written or node in updated:
-            counted, dependent = (
-                node in updated or not node.meta["val"].is_floating_point(),
-                reached([node], _dependent),
-            )
+            dependent = reached([node], _dependent)
+            counted = node in updated or not node.meta["val"].is_floating_point()
             if not counted or not outputs.isdisjoint(dependent):
                 users = (user for user in node.users if user.op == "call_function")
                 found |= {path for user in users for path in around(user.meta["label"].module)}
