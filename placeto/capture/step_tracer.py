@@ -121,7 +121,7 @@ class StepTracer:
         A function may keep a table from its first call on. So on a difference the step is traced once more as it is.
 
         Returns:
-            Whether it does, and the paths of the modules of which an argument, or its copy, changes after the call.
+            Whether it does, and the paths of the modules of which an argument, or its copy, is changed.
         """
         on_copies = self._traced_again(on_copies=True)
         changed = self._labels.sharing.was_changed()

@@ -129,8 +129,9 @@ class Sharing:
             self._watched.append((path, arguments, _parts(arguments)))
 
     def was_changed(self) -> set[str]:
-        """The paths of the modules of which something that they were given has changed since."""
-        return {path for path, arguments, parts in self._watched if not _same(parts, _parts(arguments))}
+        """The paths of the modules of which something that they were given has changed since; forgets what they were."""
+        watched, self._watched = self._watched, []
+        return {path for path, arguments, parts in watched if not _same(parts, _parts(arguments))}
 
     def returned(self, path: str, values: Any) -> None:
         """Note that a module has returned these values."""
