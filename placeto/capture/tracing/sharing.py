@@ -129,7 +129,7 @@ class Sharing:
             self._watched.append((path, arguments, _parts(arguments)))
 
     def was_changed(self) -> set[str]:
-        """The paths of the modules of which something that they were given has changed since; forgets what they were."""
+        """The paths of the modules that were given something which has changed since; forgets what they were given."""
         watched, self._watched = self._watched, []
         return {path for path, arguments, parts in watched if not _same(parts, _parts(arguments))}
 
