@@ -100,8 +100,10 @@ class StepTracer:
             refusal = self._refusal(phrases, signature, traced) if changes else ""
             self.state.restore()
             receivers = self._labels.sharing.receivers
-            if receivers and self._differs_on_copies(signature):
-                for path in receivers:
+            if receivers:
+                differs, changed = self._on_copies(signature)
+                traced.meta["unrepeatable"] |= {*receivers} if differs else changed
+                for path in (path for path, is_copied in receivers.items() if is_copied and differs):
                     traced.meta["shared"].setdefault(path, {})[path] = None
             self._check_sizes(sizes)  # only now is it known whether the module returns numbers
             if mutates(traced):
@@ -113,13 +115,17 @@ class StepTracer:
         with self._contexts():
             return Signature.of_trace(self._record(), self._own_tensors)
 
-    def _differs_on_copies(self, signature: Signature) -> bool:
+    def _on_copies(self, signature: Signature) -> tuple[bool, set[str]]:
         """Whether the step computes else if each module gets copies of the lists and mappings in its arguments.
 
         A function may keep a table from its first call on. So on a difference the step is traced once more as it is.
+
+        Returns:
+            Whether it does, and the paths of the modules of which an argument, or its copy, is changed.
         """
         on_copies = self._traced_again(on_copies=True)
-        return on_copies != signature.whole and on_copies != self._traced_again(on_copies=False)
+        changed = self._labels.sharing.was_changed()
+        return on_copies != signature.whole and on_copies != self._traced_again(on_copies=False), changed
 
     def _traced_again(self, on_copies: bool) -> Any:
         """Return what identifies the step in a further trace; None if a module raises an exception."""

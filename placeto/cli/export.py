@@ -265,8 +265,11 @@ def _layer_notes(layers: WholeLayers, step: Schedule, title: str, ranks: tuple[i
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
     if arguments.format in _TRAIN and not layers.recomputes_as(arguments.format):
         of_stages = ", ".join(map(str, layers.recomputed))
-        which = "the first blocks of each stage, equally many" if title == "Megatron-LM" else "all blocks or none"
-        note(f"{title} recomputes {which}; the plan recomputes {of_stages} in its stages, and takes less time")
+        planned = f"the plan recomputes {of_stages} of them in its stages, or parts of these"
+        which = "the first layers of each stage, equally many" if title == "Megatron-LM" else "all layers or none"
+        note(f"{title} recomputes {which}; {planned}, and takes less time")
+    if arguments.format in _TRAIN and (beside := layers.recomputed_beside):
+        note(f"{title} recomputes no {', '.join(beside)}, as the plan does: the step takes more memory")
     if arguments.format in _TRAIN and not is_factory(arguments.graph):
         note("the size of the batch isn't known: the file has micro-batches of one sample, change it there")
 

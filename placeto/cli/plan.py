@@ -58,6 +58,10 @@ _SNIPPET = """In your program, before the model is wrapped:
     for path in {paths}:
         block = model.get_submodule(path)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+_SNIPPET_NORMS = """
+        for norm in block.modules():  # two updates with each micro-batch make one with this momentum
+            if getattr(norm, "running_mean", None) is not None and norm.momentum is not None:
+                norm.momentum = 1 - (1 - norm.momentum) ** 0.5"""
 
 
 def run(arguments: Arguments) -> None:
@@ -102,8 +106,11 @@ def run(arguments: Arguments) -> None:
             "than the table says"
         )
     say(plans.advice())
-    if plans.best.plan is not None and plans.best.plan.recomputed and plans.best.kind not in PIPELINES:
-        say(_SNIPPET.format(paths=_in_python(plans.best.plan.recomputed)))
+    best = plans.best
+    if best.fits and best.plan is not None and best.kind not in PIPELINES and (again := best.plan.recomputed):
+        parts = (part for path in again for part in model.module.get_submodule(path).modules())
+        norms = any(getattr(part, "running_mean", None) is not None for part in parts)
+        say(_SNIPPET.format(paths=_in_python(again)) + (_SNIPPET_NORMS if norms else ""))
     note_unmeasured(plans.best.schedule.problem)
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:

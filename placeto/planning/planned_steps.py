@@ -282,6 +282,8 @@ class WayOut(NamedTuple):
 
     change: str  # such as "a batch of 8"
     step: PlannedStep
+    further_us: float = 0.0  # microseconds beside the simulated ones, at most
+    on_host: int = 0  # bytes that a host keeps, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,10 +374,12 @@ def advice_on_ways_out(steps: Sequence[PlannedStep], ways_out: Sequence[WayOut],
         timed: whether the speeds of the devices are known.
     """
     fitting, lacking, untried = list[str](), list[str](), list[str]()
-    for change, step in ways_out:
+    for change, step, further_us, on_host in ways_out:
         if step.fits:
-            took = f"{format_us(step.step_us)} a step, " if timed else ""
-            fitting.append(f"{change}: {step.name}, {took}{format_bytes(step.used)} of {format_bytes(step.room)}")
+            most = "at most " if further_us else ""
+            took = f"{most}{format_us(step.step_us + further_us)} a step, " if timed else ""
+            held = f" and {format_bytes(on_host)} of the host's" if on_host else ""
+            fitting.append(f"{change}: {step.name}, {took}{format_bytes(step.used)} of {format_bytes(step.room)}{held}")
         else:
             lacking.append(f"{change} lacks {format_bytes(step.lacks)}")
     text = f" It fits with {'; with '.join(fitting)}." if fitting else ""
@@ -387,5 +391,5 @@ def advice_on_ways_out(steps: Sequence[PlannedStep], ways_out: Sequence[WayOut],
     devices = max(len(step.result.problem.cluster.computing) for step in steps)
     if devices > 1 and not any(step.kind == Kind.FULLY_SHARDED for step in steps):
         untried.append(f"parameters divided by FSDP, which needs a batch that {devices} divides")
-    untried.append("optimizer state in 8 bits or in the memory of the host, which Placeto doesn't simulate")
+    untried.append("optimizer state in 8 bits, which Placeto doesn't simulate")
     return f"{text} Not tried: {'; '.join(untried)}."

@@ -270,11 +270,14 @@ def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
 
 
 def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> PlannedStep:
-    """Return the best of the ways that need the least memory: the simple ones, sharded replicas, and recomputation."""
+    """Return the best of the ways that need the least memory: the simple ones, sharded replicas, and recomputation.
+
+    As in `plans_of`, ways that recompute are tried if the fastest of the others doesn't fit.
+    """
     found, count, computing = _simple_ways(problem, batch), problem.graph.num_micro_batches, problem.cluster.computing
     if len(computing) > 1 and count % len(computing) == 0:
         found.append(sharded(problem, computing, 3, batch))
-    if not any(step.fits for step in found):
+    if not min(found, key=_length).fits:
         problems = {problem.setting: problem}
         found += ways_that_fit(problems, found, batch, runnable_by, _keeping(problems, runnable_by, []))
     return min(found, key=partial(_rank, runnable_by))

@@ -1,9 +1,12 @@
-"""Ways out where a step fits in no way: more micro-batches, a smaller batch, more devices.
+"""Ways out where a step fits in no way: more micro-batches, a smaller batch, optimizer state on hosts, more devices.
 
 Each change is planned by the driver behind `plan`, with the ways that need the least memory. At most three larger
 numbers of micro-batches, seven smaller batches and four larger numbers of devices are planned.
 
-Legend: M micro-batches.
+If the hosts keep the optimizer's state, they also make the update, as in ZeRO-Offload (Ren et al., 2021, arXiv
+2101.06840): once a step, gradients go to the host, and weights come back. Nothing is assumed to hide this.
+
+Legend: D devices, M micro-batches.
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
+import numpy as np
+
 from placeto.errors import CaptureError
-from placeto.planning.numbers import Numbers
+from placeto.planning.numbers import COUNTS, Numbers
 from placeto.planning.planned_steps import PlannedStep, WayOut
+from placeto.problem.cluster.boards import CPU
 from placeto.problem.cluster.more_devices import with_devices
+from placeto.problem.cluster.presets import PCIE3
+from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 
 
@@ -32,6 +40,7 @@ Leanest = Callable[[PlacementProblem, int], PlannedStep]
 _NUMBERS = 3  # larger numbers of micro-batches to try
 _BATCHES = 63  # sizes of a micro-batch among which the largest is sought
 _MOST_OPS = 200_000  # of a step that is planned
+_UPDATES = CPU.memory_bandwidth / 2  # bytes/s that the cores of a host read and write in an update: an estimate
 
 
 def ways_out(
@@ -48,7 +57,7 @@ def ways_out(
     """
     ops = {count: problem.graph.num_ops / count for count, problem in numbers.problems.items()}
 
-    def planned(count: int, samples: int = batch, devices: int = 0) -> PlannedStep | None:
+    def planned(count: int, samples: int = batch, devices: int = 0, state: bool = True) -> PlannedStep | None:
         """Plan the step; None if it can't be captured so, or would have too many ops."""
         if count * ops[max(ops)] > _MOST_OPS:
             return None
@@ -58,6 +67,8 @@ def ways_out(
             return None
         if devices:
             problem = replace(problem, cluster=with_devices(problem.cluster, devices))
+        if not state:
+            problem = replace(problem, graph=with_optimizer(problem.graph, "sgd"))
         return leanest(problem, samples)
 
     found = [_more_devices(best, batch, planned)]
@@ -65,6 +76,7 @@ def ways_out(
         found = [_more_micro_batches(max(numbers.problems), best, batch, planned), *found]
         if smaller is not None and max(numbers.problems) > 1:  # so dimension 0 is the batch
             found.insert(1, _smaller_batch(best.micro_batches, batch, planned))
+    found.insert(-1, _state_on_hosts(best, batch, numbers, planned))
     return tuple(way for way in found if way is not None)
 
 
@@ -108,6 +120,33 @@ def _smaller_batch(count: int, batch: int, planned: Planned) -> WayOut | None:
         else:
             high = middle - 1
     return best
+
+
+def _state_on_hosts(best: PlannedStep, batch: int, numbers: Numbers, planned: Planned) -> WayOut | None:
+    """The step if the optimizer's state is in the memory of the hosts, in the same number of micro-batches or in more.
+
+    None if the optimizer has no state.
+    """
+    graph, most = numbers(best.micro_batches).graph, max(count for count in COUNTS if batch % count == 0)
+    state, trained = int((graph.state_bytes - graph.trained_bytes).sum()), int(graph.trained_bytes.sum())
+
+    def changes() -> Iterator[WayOut]:
+        for count in sorted({best.micro_batches, max(best.micro_batches, most)}):
+            if (step := planned(count, state=False)) is not None:
+                yield _on_hosts(step, state, trained)
+
+    return _first_that_fits(changes(), 2) if state else None
+
+
+def _on_hosts(step: PlannedStep, state: int, trained: int) -> WayOut:
+    """A step without the optimizer's state, which has so many bytes for so many of trained parameters."""
+    result, cluster = step.result, step.result.problem.cluster
+    updated = np.bincount(result.placement, result.problem.graph.trained_bytes, cluster.num_devices)  # (D,) bytes
+    on_host = np.bincount(cluster.hosts, updated)
+    sent_us = 2e6 * updated.max() / PCIE3
+    update_us = 1e6 * on_host.max() * (2 * state / trained + 3) / _UPDATES  # state and weights are read and written
+    where = f"the memory of the {'hosts' if len(on_host) > 1 else 'host'}"
+    return WayOut(f"the optimizer's state in {where}", step, sent_us + update_us, int(on_host.max() * state / trained))
 
 
 def _more_devices(best: PlannedStep, batch: int, planned: Planned) -> WayOut | None:

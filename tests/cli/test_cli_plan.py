@@ -1,5 +1,6 @@
 """``placeto plan``."""
 
+import copy
 import json
 import re
 import textwrap
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
@@ -246,17 +248,21 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
     assert answers == [(True, False), (True, True), (False, True)], advice
     assert "Not tried: " in advice
     assert "checkpoints" not in advice
+    assert not any("before the model is wrapped" in line for line in rest), "nobody would run what doesn't fit"
 
 
-def test_what_is_to_be_recomputed_is_told_as_lines_of_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """They run: the blocks that they name compute their forward pass twice in a step."""
+@pytest.mark.parametrize(("norm", "memory"), [("Identity()", 20_000_000), ("BatchNorm1d(256)", 36_000_000)])
+def test_what_is_to_be_recomputed_is_told_as_lines_of_code(
+    norm: str, memory: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They run: the blocks that they name compute their forward pass twice in a step, and count it once in norms."""
     plain = CHECKPOINTED.replace(
         "checkpoint(lambda x: self.narrow(self.wide(x).tanh()), x, use_reentrant=False)",
-        "self.narrow(self.wide(x).tanh())",
-    )
+        "self.narrow(self.norm(self.wide(x)).tanh())",
+    ).replace("super().__init__()", f"super().__init__(); self.norm = nn.{norm}")
     Path("blocks.py").write_text(plain)
     cluster = load_cluster("2xv100")
-    devices = tuple(replace(device, memory=20_000_000) for device in cluster.devices)
+    devices = tuple(replace(device, memory=memory) for device in cluster.devices)
     save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
     words = ("blocks.py:net(8192)", "--cluster", "tight.json", "--micro-batches", "2", "--simulations", "0")
     assert run("plan", *words) == 0
@@ -266,9 +272,16 @@ def test_what_is_to_be_recomputed_is_told_as_lines_of_code(capsys: pytest.Captur
     made = dict[str, Any]()
     exec(Path("blocks.py").read_text(), made)
     model, inputs, loss = made["net"](8)
+    inputs[0].copy_(torch.randn(8, 64))
+    eager = copy.deepcopy(model)
     calls = Counter[int]()
     for number, block in enumerate(model):
         block.wide.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
     exec(textwrap.dedent(code), {"model": model})
-    loss(model(*inputs)).backward()
-    assert [calls[number] for number in range(4)] == [2] * int(blocks[1]) + [1] * (4 - int(blocks[1]))
+    for _ in range(3):
+        loss(model(*inputs)).backward()
+        loss(eager(*inputs)).backward()
+    for (name, value), expected in zip(model.named_buffers(), eager.buffers(), strict=True):
+        assert "num_batches" in name or torch.allclose(value, expected, atol=1e-6), name
+    assert ("norm.momentum" in code) == ("Norm" in norm)
+    assert [calls[number] for number in range(4)] == [6] * int(blocks[1]) + [3] * (4 - int(blocks[1]))

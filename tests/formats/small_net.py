@@ -15,6 +15,23 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
+class WithLoss(nn.Module):
+    """A model that computes its loss itself, as those of transformers do."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def with_loss() -> tuple[Any, ...]:
+    blocks, (x,), _, (targets,), _ = net()
+    return WithLoss(blocks), {"x": x, "labels": targets}
+
+
 def net(layers: int = 3) -> tuple[Any, ...]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from placeto.formats.exports.layer_tools import LAYER_TOOLS
-from placeto.formats.placement import load_placement
+from placeto.formats.placement import load_placement, save_placement
 from placeto.formats.plan import PlanFile, save_plan
+from placeto.heuristics.plans import make_plan
+from placeto.planning.single_ways import in_order
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import load_graph
+from placeto.problem.graph import load_graph, save_graph
+from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
 from tests.formats.test_layer_tools import sourced
+from tests.formats.test_whole_layers import TRAINING
 from tests.formats.torch_toys import save_planned
 
 TOOLS = {
@@ -58,6 +62,29 @@ def test_the_command_exports_plans_and_no_free_placements(tool: str, capsys: pyt
         told = runpy.run_path("out/parallelism.py")
         assert told["PARALLELISM"]["pipeline_parallel_microbatch_size"] == 4
         assert told["TRAINING"] == {"local_batch_size": 16, "global_batch_size": 16}
+
+
+def test_what_megatron_recomputes_otherwise_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_graph(TRAINING, "net.json")
+    problem = PlacementProblem(TRAINING, load_cluster("2xv100"))
+    plain = make_plan(problem, ((0,), (1,)))
+    few = "the plan recomputes 1, 0 of them in its stages, or parts of these, and takes less time"
+    for paths, note in (
+        (("body.h.0.wide",), f"Megatron-LM recomputes the first layers of each stage, equally many; {few}"),
+        (("norm",), "Megatron-LM recomputes no norm, as the plan does: the step takes more memory"),
+    ):
+        plan = replace(plain, recomputed=paths)
+        (step,) = in_order(problem, plan, 8, None, lambda moved: False)
+        assert step.placement is not None
+        save_placement(step.placement, "placement.json")
+        words = ("net.json", "--cluster", "2xv100", "--placement", "placement.json", "--format", "megatron")
+        assert run("export", *words, "-o", "out") == 0
+        err = capsys.readouterr().err
+        assert note in err
+        assert err.count("Megatron-LM recomputes") == 1
 
 
 @pytest.mark.usefixtures("net_file")

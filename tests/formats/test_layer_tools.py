@@ -23,6 +23,7 @@ from placeto.formats.exports.layer_tools import (
 )
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
 from placeto.problem.cluster import load_cluster
+from placeto.simulator.schedule import simulate
 from tests.formats.test_whole_layers import INFERENCE, TRAINING, cut
 from tests.formats.torch_toys import captured, chain, planned
 
@@ -96,6 +97,27 @@ def test_megatron_has_no_layout_for_replicas_alone() -> None:
     words, _ = sourced(megatron(turns([(0, 1)])))
     assert "--pipeline-model-parallel-layout" not in words
     assert words["--pipeline-model-parallel-size"] == "1"
+
+
+def test_megatron_recomputes_the_layers_of_which_the_plan_recomputes_parts() -> None:
+    """And says what it leaves out, which is in no layer."""
+    plain = cut(TRAINING, [0, 1], ["body.h.2"])
+
+    def recomputing(*paths: str) -> WholeLayers:
+        plan = replace(plain.plan, recomputed=paths)
+        return whole_layers(simulate(plan.step(plain.problem), plan), "Megatron-LM")
+
+    for paths, layers, exact in (
+        (("body.h.0", "body.h.2"), "1", True),
+        (("body.h.0.wide", "body.h.0.narrow"), "1", False),
+        (("body.h.0.wide", "body.h.2", "body.h.3.wide"), "2", False),
+        (("norm",), None, True),
+    ):
+        made = recomputing(*paths)
+        words, _ = sourced(megatron(made))
+        assert words.get("--recompute-num-layers") == layers
+        assert made.recomputes_as("megatron") == exact
+        assert made.recomputed_beside == (paths if layers is None else ())
 
 
 def test_vllm_reads_as_many_numbers_as_ranks() -> None:

@@ -30,15 +30,16 @@ def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recom
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "planned",
+    ("planned", "factory"),
     [
-        way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("1",)),
-        way([[0, 1, 2], [3]], sharding=1, recomputed=("0", "2")),
+        (way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("1",)), NET),
+        (way([[0, 1, 2], [3]], sharding=1, recomputed=("0", "2")), NET),
+        (way([[0, 2], [1, 3]], sharding=3, recomputed=("layers.0",)), NET.replace(":net", ":with_loss")),
     ],
-    ids=["FSDP of groups", "ZeRO"],
+    ids=["FSDP of groups", "ZeRO", "own loss"],
 )
-def test_replicas_train_as_the_whole_model_does(planned: PlanFile, tmp_path: Path) -> None:
-    ranks = save_torch_replicas(planned, tmp_path / "made", NET)
+def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str, tmp_path: Path) -> None:
+    ranks = save_torch_replicas(planned, tmp_path / "made", factory)
     lines = list[str]()
     torchrun(tmp_path / "made", open_devices(["cpu:0", "cpu:1"]) * (ranks // 2), 3, check=True, each=lines.append)
     out = "\n".join(lines)

@@ -1,5 +1,6 @@
 """What docs/pipelines.md tells the reader to type trains the model, in two processes, as the whole model."""
 
+import json
 import math
 import os
 import re
@@ -7,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +18,50 @@ import torch
 from torch import Tensor, nn
 
 from placeto.formats.exports import torch_run
+from placeto.formats.plan import load_plan
+from placeto.problem.cluster import load_cluster, save_cluster
 from tests.captures import Made, called
 from tests.command_line import run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+
+
+DEEP = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.narrow(self.wide(x).tanh())
+
+
+def net(batch=8):
+    return nn.Sequential(*(Block() for _ in range(8))), (torch.randn(batch, 64, 64),), lambda y: y.square().mean()
+"""
+
+
+def torchrun(*words: str) -> str:
+    """What torchrun prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def off_by(out: str) -> dict[int, float]:
+    """Stage -> how far its gradients are off those of the whole model."""
+    found = re.findall(r"^stage (\d): \d+ gradients, off by (\S+) at most$", out, re.MULTILINE)
+    return {int(stage): float(off) for stage, off in found}
 
 
 @pytest.mark.slow
@@ -36,27 +78,42 @@ def test_the_page_runs_as_it_stands(
     assert run(*export[1:]) == 0
     assert capsys.readouterr().out == exported
     assert train[0] == "torchrun"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *train[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    apart = {
-        int(stage): float(off)
-        for stage, off in re.findall(r"^stage (\d): \d+ gradients, off by (\S+) at most$", done.stdout, re.MULTILINE)
-    }
+    out = torchrun(*train[1:])
+    apart = off_by(out)
     assert sorted(apart) == list(range(exported.count("\nstage ")))
     assert max(apart.values()) < 1e-6
-    losses = re.findall(r"^step \d+: loss (\S+), \S+ ms; whole model: loss (\S+)$", done.stdout, re.MULTILINE)
+    losses = re.findall(r"^step \d+: loss (\S+), \S+ ms; whole model: loss (\S+)$", out, re.MULTILINE)
     assert len(losses) == 3
     assert all(float(mine) == pytest.approx(float(whole), rel=1e-4) for mine, whole in losses)
     assert float(losses[-1][0]) < float(losses[0][0])
     shape = re.compile(r"\d[\d.e-]*")
-    printed = {shape.sub("0", line) for line in done.stdout.splitlines()}
+    printed = {shape.sub("0", line) for line in out.splitlines()}
     assert {shape.sub("0", line) for line in checked.splitlines()} <= printed
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It recomputes blocks; data parallelism would be slow over this link."""
+    monkeypatch.chdir(tmp_path)
+    Path("deep.py").write_text(DEEP)
+    cluster = load_cluster("2xp100")
+    devices = tuple(replace(device, memory=3_600_000) for device in cluster.devices)
+    save_cluster(replace(cluster, name="small", devices=devices, bandwidth=cluster.bandwidth / 40), "small.json")
+    step = ("deep.py:net", "--cluster", "small.json", "--micro-batches", "4")
+    assert run("plan", *step, "--runnable-by", "torch", "-o", "plan.json") == 0
+    planned = load_plan("plan.json")
+    assert planned is not None
+    assert planned.plan is not None
+    assert "pipeline" in planned.kind
+    assert planned.fits
+    assert run("export", *step, "--placement", "plan.json", "--format", "torch-pipeline", "-o", "made") == 0
+    exported = json.loads(Path("made/plan.json").read_text())
+    assert exported["recomputed"] == planned.plan["recomputed"] != []
+    apart = off_by(torchrun("--standalone", "--nproc-per-node", "2", "made/run.py", "--check", "--steps", "1"))
+    assert len(apart) == len(exported["split_points"]) + 1
+    assert max(apart.values()) < 1e-6
 
 
 def test_the_check_finds_gradients_that_differ(

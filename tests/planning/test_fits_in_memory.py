@@ -1,5 +1,8 @@
 """Whether a step fits a device."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from placeto.errors import CaptureError
@@ -47,6 +50,7 @@ def test_what_never_fits_is_told_at_once() -> None:
     assert [need.micro_batches for need in found.steps] == [1]
     told = "It doesn't fit on device (12.6 MB): weights, gradients and optimizer take 16.8 MB. It fits with 8 devices: "
     assert found.advice().startswith(told)
+    assert "Not enough: the optimizer's state in the memory of the host lacks 4 B" in found.advice()
     assert " Not tried: activation checkpoints, which a FACTORY can " in found.advice()
     assert "; an optimizer with less state (" in found.advice()
 
@@ -54,15 +58,40 @@ def test_what_never_fits_is_told_at_once() -> None:
 def test_each_way_out_is_the_least_change_with_which_it_fits() -> None:
     found = asked(device_of(4 * WHOLE + 3_000_000), (1, 2))
     assert [need.micro_batches for need in found.steps] == [1, 2]
-    assert [way.change for way in found.ways_out] == ["--micro-batches 32", "a batch of 330", "4 devices"]
-    numbers, batch, devices = (way.step for way in found.ways_out)
-    assert all(step.fits for step in (numbers, batch, devices))
+    assert [way.change for way in found.ways_out] == [
+        "--micro-batches 32",
+        "a batch of 330",
+        "the optimizer's state in the memory of the host",
+        "4 devices",
+    ]
+    numbers, batch, on_host, devices = (way.step for way in found.ways_out)
+    assert all(step.fits for step in (numbers, batch, on_host, devices))
     assert "It fits with --micro-batches 32: one device (device) in 32 micro-batches, 19.1 MB of " in found.advice()
     room = batch.room
     assert [asked(device_of(room), (2,), samples).steps[0].fits for samples in (330, 396)] == [True, False]
     assert not asked(device_of(room), (16,)).steps[0].fits
     none = asked(device_of(4 * WHOLE + 1), (1, 2))
     assert "Not enough: --micro-batches 64 lacks 1.70 MB; a batch of 2 lacks 1.06 MB." in none.advice()
+
+
+def test_the_hosts_may_keep_the_optimizers_state() -> None:
+    """By hand: Adam's is twice as large as the parameters. Gradients go to a host, weights come back."""
+    found = asked(device_of(3 * WHOLE + 1_000_000))
+    change, step, further_us, on_host = found.ways_out[0]
+    assert (step.kind, step.micro_batches, step.memory["optimizer"], on_host) == (Kind.ONE, 16, 0, 2 * WHOLE)
+    assert step.resident_bytes == 2 * WHOLE
+    touched = (2 * 2 + 1 + 2) * WHOLE  # state and weights are read and written, gradients are read
+    assert further_us == pytest.approx(2 * WHOLE / 12e3 + touched / 153.5e3)
+    assert (
+        f"{change}: one device (device) in 16 micro-batches, 12.6 MB of 13.6 MB and 8.39 MB of the host's; with 8 "
+        in (found.advice())
+    )
+    four, host_of = device_of(2 * WHOLE), (0, 0, 1, 1)
+    devices = tuple(replace(four.devices[0], name=f"d{number}", memory=WHOLE) for number in range(4))
+    hosts = Cluster("hosts", devices, np.full((4, 4), 1e4), np.full((4, 4), 1.0), hosts=host_of)
+    (lack,) = (way for way in asked(hosts, (4,)).ways_out if "hosts" in way.change)
+    assert lack.on_host == WHOLE, "each host has half of it"
+    assert lack.further_us == pytest.approx(2 * WHOLE / 4 / 12e3 + touched / 2 / 153.5e3)
 
 
 def test_a_tight_fit_is_warned_of() -> None:

@@ -14,7 +14,7 @@ from placeto.formats.plan import load_plan, save_plan
 from placeto.heuristics.plans import make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
 from placeto.planning.single_ways import one_device, replicas_of
-from placeto.planning.ways import plans_of
+from placeto.planning.ways import leanest, plans_of
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -84,6 +84,16 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
             )
             assert not less.fits
             assert less.step_us < step.step_us
+
+
+def test_the_leanest_way_recomputes_blocks_where_simple_ways_fit_and_are_slow() -> None:
+    memory = int(0.7 * needed())
+    found = leanest(None, PlacementProblem(graph_of(4), limited(memory)), BATCH)
+    whole = next(step for step in planned(memory).steps if step.kind == Kind.WHOLE and step.micro_batches == 4)
+    assert found.recomputed
+    assert found.fits
+    assert whole.fits
+    assert found.step_us < whole.step_us
 
 
 def test_where_nothing_fits_all_blocks_are_recomputed() -> None:

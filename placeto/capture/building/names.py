@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
+from placeto.capture.building.state_flow import depending_on_calls
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, nodes_read
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
@@ -37,7 +38,7 @@ def with_names(
     parameters: Sequence[str],
     buffers: Sequence[str],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in`, `uncalled` and `shared_with` of its ops.
+    """The step with `module_tensors`, `module_inputs`, `called_in`, `unrepeatable` and `shared_with` of its ops.
 
     Args:
         step: the step of `traced`.
@@ -54,7 +55,8 @@ def with_names(
     own_nodes = {node.name: node for node in traced.graph.nodes}
     labels = [own_nodes[names[0]].meta["label"] for names in nodes]
     sources: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
-    for node, path in zip(placeholders[first:], buffers, strict=False):
+    held = placeholders[first : first + len(buffers)]
+    for node, path in zip(held, buffers, strict=True):
         sources[node] = "tensor", path
     for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
         sources[node] = "input", name
@@ -88,16 +90,20 @@ def with_names(
         module_tensors=tuple(map(tuple, tensors)),
         module_inputs=tuple(tuple(sorted(names)) for names in arguments),
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
-        uncalled=_uncalled(calls, labels),
+        unrepeatable=_unrepeatable(calls, traced.meta["unrepeatable"] | depending_on_calls(traced, held), labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
     )
     return replace(step, micro_batch=graph, unread=unread)
 
 
-def _uncalled(calls: Mapping[str, int], labels: Sequence[Label]) -> tuple[tuple[str, ...], ...]:
-    """(N,) for each op of the forward pass, the modules around its module that aren't called."""
+def _unrepeatable(
+    calls: Mapping[str, int], changing: Collection[str], labels: Sequence[Label]
+) -> tuple[tuple[str, ...], ...]:
+    """(N,) for each op of the forward pass, the modules around its module that aren't called or whose inputs change."""
     return tuple(
-        tuple(path for path in around(label.module) if not calls[path]) if label.part == "forward" else ()
+        tuple(path for path in around(label.module) if not calls[path] or path in changing)
+        if label.part == "forward"
+        else ()
         for label in labels
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.tracing.dependencies import reached
 from placeto.errors import CaptureError
+from placeto.problem.graph.module_paths import around
 
 aten = torch.ops.aten
 _OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
@@ -54,6 +55,28 @@ def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int
                 f"{name}: forward changes {path!r}, on which the next micro-batch would depend: change it outside of "
                 "forward, or use micro_batches=1"
             )
+
+
+def depending_on_calls(traced: GraphModule, buffers: Sequence[Node]) -> set[str]:
+    """Return the paths of modules that compute or keep something else if they are called twice: they change buffers.
+
+    Running statistics of batch norms don't count, nor integers such as counters, unless the step depends on them.
+
+    Args:
+        traced: one micro-batch, functional.
+        buffers: their placeholders.
+    """
+    updated = {node for norm in traced.graph.nodes for node in _statistics(norm)}
+    written, outputs = written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
+    found = set[str]()
+    for node in buffers:
+        if node in written or node in updated:
+            dependent = reached([node], _dependent)
+            counted = node in updated or not node.meta["val"].is_floating_point()
+            if not counted or not outputs.isdisjoint(dependent):
+                users = (user for user in node.users if user.op == "call_function")
+                found |= {path for user in users for path in around(user.meta["label"].module)}
+    return found
 
 
 def _dependent(node: Node) -> list[Node]:

@@ -129,7 +129,11 @@ class Labels:
             self.sharing.called(path, given, names, hooked)
             makers = place.makers | self.sharing.makers(given)
             self._place = place._replace(makers=makers - self.sharing.unmoved(module, given) if makers else makers)
-            return (handed_over(arguments), handed_over(named)) if hooked and self.handing_over else None
+            if not self.handing_over:
+                return None
+            handed = (handed_over(arguments), handed_over(named)) if hooked else (arguments, named)
+            self.sharing.watch(path, (given, handed[0], tuple(handed[1].values())))
+            return handed
 
         def end(module: nn.Module, arguments: Any, output: Any) -> None:
             self._place = self._place._replace(makers=moved(self._left[-1], self._place.module or ""))

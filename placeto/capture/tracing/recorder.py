@@ -62,7 +62,8 @@ def record(
     the layouts of the real ones. Nodes whose value is freed while the function runs have ``meta[HELD]``; see
     `placeto.capture.tracing.lifetimes`. The graph has ``meta["tensors"]``, the node of each tensor that still exists,
     ``meta["values"]``, the places of the leaves on which numbers depend that the function has read, and
-    ``meta["shared"]``, which modules need tensors of others themselves; see `placeto.capture.tracing.sharing`.
+    ``meta["shared"]``, which modules need tensors of others themselves, and ``meta["unrepeatable"]``, which are given
+    tensors that are changed; see `placeto.capture.tracing.sharing`.
 
     Args:
         function: takes the leaves; returns a sequence of tensors and None.
@@ -100,7 +101,7 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     replay = _Replay(traced, labels)
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     retraced = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
-    retraced.meta |= {key: traced.meta[key] for key in ("values", "shared")}
+    retraced.meta |= {key: traced.meta[key] for key in ("values", "shared", "unrepeatable")}
     carry_over(traced, retraced)
     carry_draws(retraced)
     for node in retraced.graph.find_nodes(op="call_function", target=aten.copy.default):
@@ -157,6 +158,7 @@ class _Recorder(TorchDispatchMode):
         with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
             traced = _make_graph_module(self.root, self.graph)
         traced.meta["tensors"], traced.meta["shared"] = self.nodes, self.sharing.found
+        traced.meta["unrepeatable"] = self.sharing.unrepeatable
         places = {node: place for place, node in enumerate(self.graph.find_nodes(op="placeholder"))}
         traced.meta["values"] = {places[node] for node in needed_by(self.values) if node in places}
         return traced

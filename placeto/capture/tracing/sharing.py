@@ -5,6 +5,9 @@ where a tensor was made that it reads without having it as an argument, or that 
 before the step that is no parameter or buffer, such as a table that was kept in the first step, is on one device: so
 modules that read it are together. Lists and mappings are copied wherever a module is: if one is changed later, the
 module and the others don't see the same.
+
+A module that is called again for the backward pass, as activation checkpoints do, computes the same if nothing that it
+was given has changed since its call, and if it was given all that it reads of others.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils._pytree import tree_flatten
 
+from placeto.capture.inputs.objects import has_attributes, opened
 from placeto.capture.tracing.lifetimes import Lifetimes, storage_of
-from placeto.problem.graph.module_paths import inside, unit_of
+from placeto.problem.graph.module_paths import around, inside, unit_of
 
 Maker = Node | str
 """The node that made the memory of a tensor, or the path of a module that has tensors."""
@@ -34,18 +39,25 @@ class Sharing:
     `found` has the path of a module -> the makers of the tensors that it needs themselves. Of tensors that it changes
     in place these are the ones that are read later outside of its unit, or that are there before the step.
 
-    `receivers` has the paths of the modules that are given a list, a mapping or an object with ``to``.
+    `receivers` has the path of each module that is given a list, a mapping or an object with attributes -> whether a
+    tool would hand it a copy.
+
+    `unrepeatable` has the paths of the modules that are given a tensor which is changed in place in their call or after
+    it, or that read a tensor of another module without being given it.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self.found: dict[str, dict[Maker, None]] = {}
-        self.receivers: dict[str, None] = {}
+        self.receivers: dict[str, bool] = {}
+        self.unrepeatable: set[str] = set()
         self._lifetimes = lifetimes
         self._maker: dict[Node, Node] = {}  # of the memory of each node's value
         self._changed: dict[Node, set[str]] = {}  # maker -> modules that have changed its tensor
         self._returned: dict[Node, set[str]] = {}  # maker -> other modules that have returned its tensor
         self._storage: dict[Node, int] = {}  # of a tensor from before the step, the address
         self._reader: dict[Node, str] = {}  # of such a tensor, the first module that reads it as no argument
+        self._given: dict[Node | int, set[str]] = {}  # maker -> the modules that were given its tensor
+        self._watched: list[tuple[str, Any, Any]] = []  # modules, what they were given, and what it was made of then
 
     def note_value(self, tensor: Tensor, node: Node) -> None:
         """Note that the value of a node is this tensor, which `Lifetimes` knows."""
@@ -83,8 +95,11 @@ class Sharing:
                 self._read_constant(maker, label.module, argument_makers)
             elif label.module and not within and maker not in argument_makers:
                 self._need(label.module, maker)
+                if maker.op == "call_function":
+                    self.unrepeatable |= {path for path in around(label.module) if not inside(origin.module, path)}
         for maker in dict.fromkeys(self._maker.get(source, source) for source in written):
             self._changed.setdefault(maker, set()).add(label.module)
+            self.unrepeatable |= self._given.get(maker, set())
             for module in self._returned.get(maker, ()):
                 self._need(module, maker)
             if maker.op == "placeholder":
@@ -103,8 +118,20 @@ class Sharing:
             for part in leaf.modules() if isinstance(leaf, nn.Module) else ():
                 if part in names and any(True for _ in part.parameters(recurse=False)):
                     self._need(path, names[part][0])
-        if hooked and _is_copied(arguments):
-            self.receivers[path] = None
+        for maker in self.makers(arguments):
+            self._given.setdefault(maker, set()).add(path)
+        if _may_change(arguments):
+            self.receivers[path] = self.receivers.get(path, False) or (hooked and _is_copied(arguments))
+
+    def watch(self, path: str, arguments: Any) -> None:
+        """Keep what a module is given, until it is known whether it `was_changed`."""
+        if _may_change(arguments):
+            self._watched.append((path, arguments, _parts(arguments)))
+
+    def was_changed(self) -> set[str]:
+        """The paths of the modules that were given something which has changed since; forgets what they were given."""
+        watched, self._watched = self._watched, []
+        return {path for path, arguments, parts in watched if not _same(parts, _parts(arguments))}
 
     def returned(self, path: str, values: Any) -> None:
         """Note that a module has returned these values."""
@@ -167,6 +194,22 @@ def _is_copied(values: Any) -> bool:
         return False
     changes = isinstance(values, list | Mapping) or hasattr(type(values), "to")
     return changes or (isinstance(values, tuple) and any(map(_is_copied, values)))
+
+
+def _may_change(values: Any) -> bool:
+    """Whether arguments have something that may change and is no tensor: a list, a mapping, an object."""
+    if isinstance(values, tuple):
+        return any(map(_may_change, values))
+    return isinstance(values, list | Mapping) or has_attributes(values)
+
+
+def _parts(values: Any) -> tuple[list[Any], Any]:
+    """What is in lists, mappings and objects, at any depth, and how it is nested."""
+    return tree_flatten(opened(values, containers=True))
+
+
+def _same(first: tuple[list[Any], Any], second: tuple[list[Any], Any]) -> bool:
+    return first[1] == second[1] and all(one is other for one, other in zip(first[0], second[0], strict=True))
 
 
 def _objects(values: Any) -> Iterator[Any]:

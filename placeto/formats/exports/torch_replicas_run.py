@@ -14,7 +14,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def main() -> None:
 def loss_of(
     module: nn.Module, loss: Any, inputs: Any, targets: Any, rows: Tensor, length: int, device: torch.device
 ) -> Tensor:
-    """Return the loss of a micro-batch."""
+    """Return the loss of a micro-batch: if there is no function for it, what the module returns, or its ``loss``."""
 
     def on_device(tree: Any) -> Any:
         return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, part(tree, rows, length))
@@ -125,7 +125,9 @@ def loss_of(
     model = OfTensors(module, inputs)
     output = model.output.whole(model(*tensors_of(on_device(inputs))))
     output = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, output)
-    return loss(output, *on_device(tuple(targets))) if loss is not None else output
+    if loss is not None:
+        return loss(output, *on_device(tuple(targets)))
+    return output.get("loss", output) if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
 def units(module: nn.Module) -> Iterator[nn.Module]:

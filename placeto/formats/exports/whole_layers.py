@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from placeto.errors import PlacementError
+from placeto.problem.graph.module_paths import around
 from placeto.problem.step.borders import never_cut
 from placeto.problem.step.plan import NO_BLOCKS, NO_PLAN, Plan, plan_of_inference
 from placeto.problem.step.whole_modules import paths_of
@@ -40,18 +41,23 @@ class WholeLayers:
 
     @property
     def recomputed(self) -> tuple[int, ...]:
-        """(S,) the number of blocks that each stage recomputes."""
-        chosen = {*self.plan.recomputed}
+        """(S,) the number of blocks that each stage recomputes, or parts of them."""
+        chosen = {block for path in self.plan.recomputed for block in around(path)}
         return tuple(len(chosen.intersection(self.modules[first:end])) for first, end in self.stages)
 
+    @property
+    def recomputed_beside(self) -> tuple[str, ...]:
+        """What the plan recomputes that is in no block, which tools don't."""
+        return tuple(path for path in self.plan.recomputed if not {*around(path)}.intersection(self.modules))
+
     def recomputes_as(self, tool: str) -> bool:
-        """Whether a tool that trains can recompute the blocks of the plan, and no others.
+        """Whether a tool that trains can recompute, of the blocks, those of the plan, and no others.
 
         torchtitan recomputes all blocks or none, Megatron-LM the first blocks of each stage, equally many in each.
         """
         most = max(self.recomputed) if tool == "megatron" else len(self.modules) if self.plan.recomputed else 0
         first = {path for begin, end in self.stages for path in self.modules[begin:end][:most]}
-        return first == {*self.plan.recomputed}
+        return first == {*self.plan.recomputed} - {*self.recomputed_beside}
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:

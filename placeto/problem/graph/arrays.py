@@ -57,9 +57,9 @@ class GraphArrays:
     # (N,) paths of the modules that call the module of each op of the forward pass, directly or not, but don't contain
     # it; no part of the hash
     called_in: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
-    # (N,) paths of the modules that contain the module of each op of the forward pass and aren't called, such as
-    # nn.ModuleList; no part of the hash
-    uncalled: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) paths of the modules that contain the module of each op of the forward pass and can't be called again for the
+    # backward pass: nobody calls them, as nn.ModuleList, or they would compute something else; no part of the hash
+    unrepeatable: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) paths of the modules, "" for the model itself, whose tensors the module of the op changes in place, or reads
     # without getting them as arguments; one op of such a module has them; no part of the hash
     shared_with: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]

@@ -109,11 +109,13 @@ COLUMNS = {
         "For exports; not part of the hash",
         (),
     ),
-    "uncalled": Column(
-        "uncalled",
+    "unrepeatable": Column(
+        "unrepeatable",
         _Names,
-        "paths of the modules that contain the op's module and aren't called in the forward pass, such as "
-        "`nn.ModuleList`. For exports; not part of the hash",
+        "paths of the modules that contain the op's module and can't be called again for the backward pass: nobody "
+        "calls them, such as `nn.ModuleList`; a tensor, a list or an object that they are given is changed in the call "
+        "or after it; they read tensors of others that they aren't given; or they change buffers, except for running "
+        "statistics of batch norms and counters. Not part of the hash",
         (),
     ),
     "shared_with": Column(

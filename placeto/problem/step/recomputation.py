@@ -351,8 +351,8 @@ def _called_alone(graph: ComputationGraph, program: np.ndarray, spans: Mapping[s
     """Return the modules that are called once, and can be recomputed.
 
     Modules are left out that are recomputed already, whose ops stand between those of others, that call modules of
-    others, that read a list or a mapping which other modules have changed, or that begin or end at a call of a module
-    with parameters that is called several times, maybe by others.
+    others, that would compute something else the second time, or that begin or end at a call of a module with
+    parameters that is called several times, maybe by others.
 
     Args:
         graph: captured.
@@ -362,13 +362,7 @@ def _called_alone(graph: ComputationGraph, program: np.ndarray, spans: Mapping[s
     with_tensors = {module for module, kind in zip(graph.modules, graph.op_types, strict=True) if kind in TENSORS}
     modules = [graph.modules[op] for op in program.tolist()]
     again = {module for op, module in zip(program.tolist(), modules, strict=True) if call_of(graph, op)} & with_tensors
-    left_out = {path for paths in graph.uncalled for path in paths}
-    left_out |= {
-        path
-        for module, paths in zip(graph.modules, graph.shared_with, strict=True)
-        for path in paths
-        if path in around(module)
-    }
+    left_out = {path for paths in graph.unrepeatable for path in paths}
     for module, part, callers in zip(graph.modules, graph.passes, graph.called_in, strict=True):
         if part == RECOMPUTATION:
             left_out |= {*around(module)}
