@@ -10,7 +10,6 @@ Legend: N ops, E edges, S sums, C contributions to all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,15 +69,16 @@ def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
     return np.array(found, bool)
 
 
-def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
-    """Yield (the op at the home of a gradient, a tensor that is a part of this gradient), for all such tensors."""
+@lru_cache(maxsize=64)
+def contributions(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
+    """Return (the op at the home of a gradient, a tensor that is a part of this gradient), for all such tensors."""
     sums = gradient_sums(graph)
-    for number, home in enumerate(sums.home.tolist()):
-        for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
-            yield home, tensor
-    for edge, op in enumerate(graph.edge_dst.tolist()):
-        if graph.op_types[op] == GRADIENT and op not in sums.home:
-            yield op, int(graph.edge_tensor[edge])
+    home, tensor = np.repeat(sums.home, np.diff(sums.ptr)), sums.tensor
+    alone = np.array([kind == GRADIENT for kind in graph.op_types], bool)
+    alone[sums.home] = False
+    edges = np.flatnonzero(alone[graph.edge_dst])
+    home, tensor = np.append(home, graph.edge_dst[edges]), np.append(tensor, graph.edge_tensor[edges])
+    return tuple(zip(home.tolist(), tensor.tolist(), strict=True))
 
 
 @lru_cache(maxsize=64)

@@ -196,59 +196,66 @@ def _add_chunks(
         contributed[int(graph.producer[tensor])].append((home, tensor))
     received = dict[tuple[int, int], Output]()  # tensor and device -> what the tensor is there
     sent = (graph.output_bytes[graph.edge_tensor] > 0) & step.kept[graph.edge_src]
+    sent &= step.device[graph.edge_src] != step.device[graph.edge_dst]
+    arriving = defaultdict[int, list[int]](list)  # op -> its edges over which it reads tensors of other devices
+    for edge, op in zip(np.flatnonzero(sent).tolist(), graph.edge_dst[sent].tolist(), strict=True):
+        arriving[op].append(edge)
     for device, ops in enumerate(lists):
-        totals, chunk = dict[int, Output](), None
+        totals, chunk, following = dict[int, Output](), None, list[int]()  # ops that are kept as they follow each other
         for op in (op for op in ops if stage[op] >= 0):
             number, micro_batch = int(stage[op]), int(graph.micro_batches[op])
+            if (number, kinds[op], micro_batch) != chunk or op in arriving:
+                step.keep(following)
+                following = []
             if (number, kinds[op], micro_batch) != chunk:
                 chunk = number, kinds[op], micro_batch
                 _begin_chunk(step, device, *chunk, gradients.get(number, _Gradients()))
                 computed = stage_tables.get((number, micro_batch), ())
                 if kinds[op] == "F":
                     _compute(step, device, number, computed, stage)
-            for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
-                source, tensor = int(graph.edge_src[edge]), int(graph.edge_tensor[edge])
-                if not sent[edge] or step.device[source] == device or source in computed:
+            for edge in arriving.get(op, ()):
+                tensor = int(graph.edge_tensor[edge])
+                if int(graph.edge_src[edge]) in computed:
                     continue
                 if (tensor, device) not in received:
                     received[tensor, device] = _receive(step, tensor, device, micro_batch)
                 step.redirect(edge, received[tensor, device])
-            step.keep([op])
-            for home, tensor in contributed[op]:
+            following.append(op)
+            if op in contributed:
+                step.keep(following)
+                following = []
+            for home, tensor in contributed.get(op, ()):
                 if home not in totals:
                     totals[home], step.resident[tensor] = step.made(tensor), True
                     continue
                 fields = {"inputs": [totals[home], step.made(tensor)], "micro_batch": micro_batch}
                 name = f"{graph.op_names[home]} of {graph.op_names[op]}"
                 totals[home] = step.add(name, device, fields | {"resident_outputs": [0]}, like=adding[home])
+        step.keep(following)
     for (tensor, _), (number, _) in received.items():
         step.wait(number, step.made(tensor))
-    for ops in lists:
-        _keep_for_weights(step, [op for op in ops if stage[op] >= 0], stage, kinds)
+    _keep_for_weights(step, [op for ops in lists for op in ops if stage[op] >= 0], stage, kinds)
 
 
 def _keep_for_weights(step: StepGraph, ops: Sequence[int], stage: np.ndarray, kinds: Sequence[str]) -> None:
-    """Let a device keep all that a backward pass for inputs (I) reads of its forward pass until W ends, as torch does.
+    """Let devices keep all that a backward pass for inputs (I) reads of its forward pass until W ends, as torch does.
 
     torch runs I on a graph of autograd that it needs again for W. What is inside of a kernel of attention isn't kept.
     """
-    graph, made, read = step.captured, dict[int, tuple[int, int]](), defaultdict[tuple[int, int], dict[int, None]](dict)
-    hidden, source = inside(graph)
-    last = dict[tuple[int, int], int]()  # stage and micro-batch -> the last op of W
-    for op in ops:
-        key = int(stage[op]), int(graph.micro_batches[op])
-        if kinds[op] == "F":
-            made[op] = key
-        elif kinds[op] == "W":
-            last[key] = op
-        elif kinds[op] == "I":
-            for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
-                tensor = int(source[graph.edge_tensor[edge]])
-                if made.get(int(graph.producer[tensor])) == key and not hidden[tensor]:
-                    read[key][tensor] = None
+    graph, read = step.captured, defaultdict[tuple[int, int], dict[int, None]](dict)
+    (hidden, source), kind, place = inside(graph), np.array(kinds), np.zeros(graph.num_ops, np.int64)
+    place[ops] = np.arange(len(ops))
+    last = {(int(stage[op]), int(graph.micro_batches[op])): op for op in ops if kinds[op] == "W"}
+    tensor, reader = source[graph.edge_tensor], graph.edge_dst
+    maker = graph.producer[tensor]
+    kept = (kind[reader] == "I") & (kind[maker] == "F") & ~hidden[tensor]
+    kept &= (stage[maker] == stage[reader]) & (graph.micro_batches[maker] == graph.micro_batches[reader])
+    for edge in sorted(np.flatnonzero(kept).tolist(), key=place[reader].__getitem__):
+        op = int(reader[edge])
+        read[int(stage[op]), int(graph.micro_batches[op])][int(tensor[edge])] = None
     for key, op in last.items():
-        for tensor in read[key]:
-            step.wait(int(step.number[op]), step.made(tensor))
+        for each in read[key]:
+            step.wait(int(step.number[op]), step.made(each))
 
 
 def _receive(step: StepGraph, tensor: int, device: int, micro_batch: int) -> Output:

@@ -99,6 +99,8 @@ class StepGraph:
 
     def keep(self, ops: Sequence[int] | np.ndarray) -> None:
         """Add ops of the captured step as they are, each on its device."""
+        if not len(ops):
+            return
         names = self.captured.op_names
         self.number[ops] = np.arange(len(self._like), len(self._like) + len(ops))
         self._names += [names[op] for op in ops]
