@@ -73,7 +73,7 @@ class ModelOptions(TrainingOptions):
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
             return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length))
-        if not is_factory(self.model) or _is_address(self.model):
+        if not (is_factory(self.model) or Path(self.model).suffix == ".py") or _is_address(self.model):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
