@@ -260,7 +260,9 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
         for send in sends_of[op, output]:
             end = max(end, send.finish)
         whole = (op, output)
-        while whole[0] in views and records[whole[0]]["inputs"] and size[whole]:
+        while records[whole[0]]["inputs"] and (
+            (whole[0] in views and size[whole]) or (records[whole[0]].get("in_place") and whole[1] == 0)
+        ):
             whole = tuple(records[whole[0]]["inputs"][0])
         own = whole == (op, output) or device_of[whole[0]] != device_of[op]
         for tensor in {(op, output)} if own else {(op, output), whole}:
@@ -349,6 +351,8 @@ def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training")
             record["trained_bytes"] = memory_fields.randrange(params + 1)
         if memory_fields.random() < 0.2:
             record["type"] = "aten.slice"  # without work: a view of its first input
+        elif inputs and memory_fields.random() < 0.2:
+            record["in_place"] = True
         ops.append(record)
     for record in ops:
         if memory_fields.random() < 0.2:

@@ -10,9 +10,11 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from placeto.capture.building.optimizer_step import with_optimizer_step
 from placeto.capture.captured_step import Capture, capture_step
@@ -31,6 +33,8 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 
 __all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]
 
+Saving = Callable[[], AbstractContextManager[Any]]
+"""Makes a context for an inference: autograd saves nothing, or what a backward pass needs."""
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
 
@@ -228,8 +232,8 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
-    def forward(arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
-        with autocast(precision):
+    def forward(saving: Saving, arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
+        with autocast(precision), saving():
             output = call_module(module, arguments)
         if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
@@ -244,7 +248,19 @@ def trace_inference(
     try:
         for submodule in modes:
             submodule.training = False
-        return replace(capture_step(module, inputs, (), forward, Labels(), name, "inference", **how), twin=twin)
+
+        def captured(saving: Saving) -> Capture:
+            return capture_step(module, inputs, (), partial(forward, saving), Labels(), name, "inference", **how)
+
+        try:
+            return replace(captured(_saving_nothing), twin=twin)
+        except CaptureError:  # as of a module that takes gradients itself
+            return replace(captured(nullcontext), twin=twin)
     finally:
         for submodule, training in modes.items():
             submodule.training = training
+
+
+def _saving_nothing() -> AbstractContextManager[Any]:
+    """A context in which autograd saves no tensors, so that they are freed when an inference without it frees them."""
+    return saved_tensors_hooks(lambda saved: None, lambda nothing: nothing)

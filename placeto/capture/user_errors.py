@@ -26,7 +26,10 @@ _NO_SHAPE = (
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
-_NO_FLEX = "write flex_attention out, or use scaled_dot_product_attention with attn_mask"
+_NO_FLEX = (
+    "flex_attention can't be captured, nor in an inference, which is traced with autograd: write it out, or use "
+    "scaled_dot_product_attention with attn_mask"
+)
 NO_LAYOUT = (
     "sparse and nested tensors can't be captured: make them dense, by .to_dense() or padding, and the gradients of an "
     "embedding by sparse=False"

@@ -54,8 +54,8 @@ def run(arguments: Arguments) -> None:
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))
-    what = f"{number / 1e6:,.1f} million parameters in {dtypes}"
-    what += "" if trained == number else f", of which {trained / 1e6:,.1f} million are trained"
+    what = f"{_counted(number)} parameters in {dtypes}"
+    what += "" if trained == number else f", of which {_counted(trained)} are trained"
     how = "" if options.precision == "fp32" else f", {options.precision}"
     say(f"{model.name}: {what}, batch {model.batch}{how}, {options.optimizer}")
     say(str(result))
@@ -63,3 +63,12 @@ def run(arguments: Arguments) -> None:
     if not any(step.fits for step in result.steps):
         for count, why in result.left_out.items():
             note(f"not tried in {count} micro-batches: {why}")
+
+
+def _counted(number: int) -> str:
+    """A number in words.
+
+    >>> _counted(85), _counted(37_812_544)
+    ('85', '37.8 million')
+    """
+    return f"{number:,}" if number < 100_000 else f"{number / 1e6:,.1f} million"

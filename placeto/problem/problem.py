@@ -96,6 +96,8 @@ class PlacementProblem:
             text += json.dumps(self.graph.signatures)
         if (self.graph.held_until != NOT_HELD).any():
             text += json.dumps(self.graph.held_until.tolist())
+        if self.graph.in_place.any():
+            text += json.dumps(np.flatnonzero(self.graph.in_place).tolist())
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

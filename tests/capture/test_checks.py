@@ -102,3 +102,12 @@ def test_sparse_tensors_are_refused_and_dense_ones_are_not(layout: torch.layout)
 def test_nested_tensors_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"test_checks.py:\d+: .*; sparse and nested tensors can't be captured"):
         capture_inference(Made(lambda self, x: padded(x)), [torch.ones(3, 4)])
+
+
+def test_flex_attention_is_refused_also_in_an_inference() -> None:
+    """torch's own message is about the backward pass, of which an inference has none."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    module = Made(lambda self, x: flex_attention(*[self.layer(x)[:, None]] * 3), layer=nn.Linear(16, 16))
+    with pytest.raises(CaptureError, match="flex_attention can't be captured, nor in an inference"):
+        capture_inference(module, [torch.randn(2, 8, 16)])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from placeto.capture.building.loss_reductions import LossWarning
 from placeto.capture.trace import capture_training
+from tests.captures import Made
 
 CLASSES, NUMBERS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.rand(8, 3)
 MASK = torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 1])
@@ -52,6 +53,19 @@ TOLD: dict[str, tuple[Loss, Tensor, str]] = {
     "sorted": (lambda y, t: F.mse_loss(y.sort(0).values, t.sort(0).values), NUMBERS, "compares samples"),
     "pairs": (lambda y, t: (y[:, None] - y).square().mean(), NUMBERS, "compares samples"),
     "distances": (lambda y, t: torch.cdist(y, t).mean(), NUMBERS, "compares samples"),
+    "centred in a loss": (lambda y, t: F.mse_loss(y - y.mean(0), t), NUMBERS, "compares samples"),
+    "normed": (lambda y, t: F.mse_loss(F.normalize(y, dim=0), t), NUMBERS, "vector_norm over samples"),
+    "the first one": (lambda y, t: (y - y[:1]).square().mean(), NUMBERS, "chooses samples"),
+    "of the first one": (lambda y, t: (y - t)[0].square().mean(), NUMBERS, "chooses samples"),
+    "neighbours": (lambda y, t: (y[1:] - y[:-1]).square().mean(), NUMBERS, "chooses samples"),
+    "mixed": (lambda y, t: F.mse_loss(y, t[torch.randperm(len(t))]), NUMBERS, "chooses samples"),
+    "in an order": (
+        lambda y, t: (y - t[torch.tensor([1, 0, *range(2, len(t))])]).square().mean(),
+        NUMBERS,
+        "chooses samples",
+    ),
+    "to a row": (lambda y, t: (y - y.index_select(0, torch.tensor([0]))).square().mean(), NUMBERS, "chooses samples"),
+    "with a sum": (lambda y, t: ((y - t).square() + y.exp().sum()).mean(), NUMBERS, "a sum"),
     "weights": (lambda y, t: F.cross_entropy(y, t, weight=torch.ones(3)), CLASSES, "weights classes"),
 }
 NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
@@ -76,6 +90,9 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
     "pairs in each": (lambda y, t: (y[:, None] * y[:, :, None]).mean(), NUMBERS),
     "distances in each": (lambda y, t: torch.cdist(y[..., None], t[..., None]).mean(), NUMBERS),
     "flat": (lambda y, t: F.cross_entropy(y.view(-1, 3), t.view(-1)), CLASSES),
+    "pairs of neighbours": (lambda y, t: (y[::2] - y[1::2]).square().mean(), NUMBERS),
+    "one by one": (lambda y, t: sum(F.mse_loss(y[i], t[i]) for i in range(len(y))) / len(y), NUMBERS),
+    "of each class": (lambda y, t: -y.log_softmax(1)[torch.arange(len(y)), t].mean(), CLASSES),
     "focal": (lambda y, t: (1 - (e := F.cross_entropy(y, t, reduction="none")).neg().exp()).mul(e).mean(), CLASSES),
 }
 
@@ -109,6 +126,31 @@ def test_half_a_square_is_no_mean(loss: Loss, micro_batches: int) -> None:
 @pytest.mark.parametrize("case", NOT_TOLD)
 def test_means_are_not_told_of(case: str) -> None:
     assert not told(*NOT_TOLD[case])
+
+
+def test_sums_behind_an_embedding_are_told_of() -> None:
+    """Embeddings add a dimension behind that of the samples; a sum over all elements is one over samples, too."""
+    words, batch_last = torch.zeros(8, 5, dtype=torch.long), nn.GRU(6, 6)
+    for module in (
+        nn.Embedding(9, 6),
+        nn.Sequential(nn.Embedding(9, 6), Made(lambda self, y: self.rnn(y.transpose(0, 1))[0], rnn=batch_last)),
+    ):
+        step: Any = module, [words]
+        with pytest.warns(LossWarning, match="a sum"):
+            capture_training(*step, lambda y: y.square().sum(), micro_batches=2)
+
+
+def test_experts_that_sort_their_tokens_are_not_told_of() -> None:
+    """Tokens are put in the order of their experts, and back: no sample depends on another one."""
+
+    def sorted_by(self: Any, x: Tensor) -> Tensor:
+        order = self.router(x).argmax(-1).argsort()
+        return torch.zeros_like(x).index_add(0, order, self.expert(x[order]))
+
+    module = Made(sorted_by, router=nn.Linear(4, 2), expert=nn.Linear(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossWarning)
+        capture_training(module, [torch.rand(8, 4)], lambda y: y.square().mean(), micro_batches=2)
 
 
 def test_sums_over_parameters_are_not_told_of() -> None:

@@ -16,6 +16,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
+from placeto.runtime.measuring.meter import Meter
 from placeto.simulator.schedule import Schedule, simulate
 from tests.capture.zoo import Block
 from tests.captures import Checkpointed, Made, inputs_of, meta, record, training
@@ -190,6 +191,36 @@ def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
     schedule = on_one_device(graph)
     # beside the product two exponentials, then the second of them and the sum
     assert schedule.peak_memory[0] - schedule.problem.resident_bytes.sum() == 4 * half
+
+
+def residual(self: Any, x: Tensor) -> Tensor:
+    """The argument lives until the function has returned, as a tensor of a residual connection does."""
+
+    def block(y: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(y)))
+
+    return block(self.enter(x)).sigmoid()
+
+
+def of_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        y = self.enter(x).requires_grad_()
+        (force,) = torch.autograd.grad(self.down(self.up(y).tanh()).sum(), y)
+    return force.detach()
+
+
+@pytest.mark.parametrize(("forward", "error"), [(residual, 0.0), (of_gradients, 0.2)])
+def test_an_inference_frees_what_pytorch_frees_without_autograd(
+    forward: Callable[[Any, Tensor], Tensor], error: float
+) -> None:
+    """A module that takes gradients itself, such as forces, needs what autograd saves; it is captured, too."""
+    module = Made(forward, enter=nn.Linear(16, 32), up=nn.Linear(32, 128), down=nn.Linear(128, 32))
+    x = torch.rand(64, 16)
+    schedule = on_one_device(capture_inference(module, [x]), "2xcpu-core")
+    with torch.no_grad(), Meter([*module.parameters(), x]) as meter:
+        module(x)
+    live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
+    assert live == pytest.approx(meter.peak([]), rel=error)
 
 
 def attention(dropout: float) -> nn.Module:

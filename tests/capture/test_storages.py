@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from placeto.capture.trace import capture_training
+from placeto.capture.trace import capture_inference, capture_training
 from placeto.capture.tracing.storages import LARGER, as_stored
+from placeto.problem.cluster import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.runtime.measuring.meter import Meter
+from placeto.simulator.schedule import simulate
 from tests.capture.test_memory import on_one_device
 from tests.captures import Made
 from tests.memory_meter import peak_of_training_step
@@ -107,12 +112,60 @@ def doubled_in_part(y: Tensor) -> Tensor:
         lambda y: F.rrelu(y, training=True),
         filled_in_parts,
         doubled_in_part,
+        lambda y: y * torch.full(y.shape, 2.0),
+        lambda y: y + torch.zeros(4, *y.shape).sum(0),
+        lambda y: y * (torch.arange(len(y))[:, None] * torch.ones(128)).sin(),
+        lambda y: (y @ y.T + torch.full((len(y), len(y)), -1e9).triu(1)).softmax(1) @ y,
+        lambda y: y.cos().sin() + torch.ones(4, *y.shape)[0],
     ],
 )
 def test_tensors_that_are_filled_take_memory(compute: Callable[[Tensor], Tensor]) -> None:
     """Not twice, if an op in place puts its result there."""
     module = Made(lambda self, x: compute(self.layer(x)), layer=nn.Linear(16, 128))
     assert_as_measured(module, lambda y, t: y.square().mean())
+
+
+IN_PLACE: list[Callable[[Tensor], Tensor]] = [
+    lambda y: y.relu_().mul_(2).add_(1).sigmoid_(),
+    lambda y: F.silu(y.mul(2), inplace=True),
+    lambda y: y.mul(2).add_(y),
+    lambda y: torch.zeros(y.shape).add_(y.exp()).add_(y.sin()),
+    lambda y: torch.zeros(y.shape[0], 8, 128).index_put_((torch.arange(len(y)), torch.tensor(1)), y).sum(1),
+    lambda y: torch.zeros(len(y), 256).scatter(1, (y > 0).long(), y),  # which isn't in place
+    doubled_in_part,
+]
+
+
+@pytest.mark.parametrize("compute", IN_PLACE)
+def test_an_inference_in_place_has_one_tensor(compute: Callable[[Tensor], Tensor]) -> None:
+    module, x = Made(lambda self, x: compute(self.layer(x)), layer=nn.Linear(16, 128)), torch.rand(256, 16)
+    schedule = on_one_device(capture_inference(module, [x]), "2xcpu-core")
+    with torch.no_grad(), Meter([*module.parameters(), x]) as meter:
+        module(x)
+    live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
+    assert live == pytest.approx(meter.peak([]), rel=0.01)
+
+
+def cached(self: Any, x: Tensor) -> Tensor:
+    y = self.layer(x)
+    keys = torch.zeros(len(y), 8, 128)
+    for place in range(8):
+        keys[:, place] = y * place
+    return keys.mean(1)
+
+
+def test_a_training_step_that_fills_a_table_has_one() -> None:
+    """Eight changes of a part, each of which is traced as a new table."""
+    assert_as_measured(Made(cached, layer=nn.Linear(16, 128)), lambda y, t: y.square().mean())
+
+
+def test_what_is_made_in_place_on_another_device_has_memory_of_its_own() -> None:
+    size = 4 * 256 * 128
+    module = Made(lambda self, x: self.layer(x).relu_(), layer=nn.Linear(16, 128)).to("meta")
+    graph = capture_inference(module, [torch.empty(256, 16)])
+    problem = PlacementProblem(graph, load_cluster("2xcpu-core"))
+    apart = np.array([kind == "aten.relu" for kind in graph.op_types], np.int64)
+    assert simulate(problem, apart).peak_memory.tolist() == [problem.resident_bytes.sum() + size, 2 * size]
 
 
 def assert_as_measured(module: nn.Module, loss: Callable[..., Tensor]) -> None:

@@ -17,6 +17,17 @@ def net(batch=64, frozen=False):
     module[0].requires_grad_(not frozen)
     return module, (torch.empty(batch, 512),), lambda y: y.square().mean()
 """
+OWN = """
+import torch
+
+
+def net():
+    return torch.nn.Linear(4, 4), [torch.empty(4, 4)]
+
+
+def classes():
+    return *net(), torch.nn.functional.cross_entropy, [torch.zeros(4, dtype=torch.int64)]
+"""
 MEMORY = ("weights", "gradients", "optimizer", "activations", "received")
 LLAMA = {
     "model_type": "llama",
@@ -54,9 +65,35 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     assert run("fits", "config.json", *words) == 0
     out = capsys.readouterr().out
     how = "" if precision == "fp32" else f", {precision}"
-    assert f"million parameters in float32, batch 8{how}, adam" in out
+    assert f": 95,040 parameters in float32, batch 8{how}, adam" in out
     rows = out.splitlines()[2:-1]
     assert [row.split()[3:5] for row in rows] == [["1", "-"], ["2", "-"], ["4", "-"], ["8", "-"], ["8", "1"]]
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
     assert "It fits on device (2.50 MB) in 8 micro-batches, recomputing 1 of 2 blocks, with " in out
+
+
+def test_what_a_factory_lacks_is_said_as_by_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.py").write_text(OWN)
+    assert run("fits", "own.py:net", "--memory", "1GB", "--loss", "mean", "--micro-batches", "2e0") == 0
+    assert capsys.readouterr().out.startswith("net: 20 parameters in float32, batch 4, adam\n")
+    for words, told in (
+        (
+            "own.py:net",
+            "the loss must be a scalar tensor, not a tensor of shape (4, 4); give a loss that makes it one: "
+            "return (module, inputs, loss), or add --loss mean",
+        ),
+        (
+            "own.py",
+            "name the function in it that returns (module, inputs), (module, inputs, loss) or (module, inputs, "
+            "loss, targets): own.py:net, own.py:classes",
+        ),
+        ("own.py:net --micro-batches 2.5", "'2.5' is no whole number"),
+    ):
+        assert run("fits", *words.split(), "--memory", "1GB") == 2
+        assert told in capsys.readouterr().err
+
+
+def test_the_mean_of_the_output_needs_no_targets() -> None:
+    Path("own.py").write_text(OWN)
+    assert run("fits", "own.py:classes", "--memory", "1GB", "--loss", "mean") == 0

@@ -217,7 +217,7 @@ MISTAKES = [
     ("net.py:loss_by_name", "the loss must be a function of the module's output, not a str"),
     ("net.py:loss_last", "(module, inputs, loss, targets), not a tuple of Net, list, list, function"),
     ("net.py:wide", "module 'first.left' (Linear), net.py:10: "),
-    ("net.py:bare", "return (module, inputs, loss), add --loss mean, or --inference"),
+    ("net.py:bare", "return (module, inputs, loss), or add --loss mean, or --inference"),
     ("folder/net:train", "folder/net.py is a file: write folder/net.py:"),
     ("notebook.ipynb", "a notebook can't be read: save its code as a .py file"),
     ("notebook.ipynb:train", "a notebook can't be read: save its code as a .py file"),

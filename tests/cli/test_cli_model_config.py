@@ -48,6 +48,18 @@ def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path, caps
         assert told in capsys.readouterr().err
 
 
+def test_a_sequence_is_as_long_as_the_model_has_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """BERT has 512: a step of more tokens can't be captured, and that of a GPT-2 can't be run."""
+    path = written(tmp_path, model_type="bert", **SMALL)
+    assert ModelOptions(model=path).find().inputs["input_ids"].shape == (1, 512)
+    assert "a sequence has 512 tokens, as many as the model has positions" in capsys.readouterr().err
+    path = written(tmp_path, model_type="gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=40, n_positions=64)
+    assert ModelOptions(model=path, length=65).find().inputs["input_ids"].shape == (1, 65)
+    assert "it can't be run on 65 tokens" in capsys.readouterr().err
+    ModelOptions(model=path, length=64).find()
+    assert not capsys.readouterr().err
+
+
 CLIP = {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, **SMALL}
 LLAVA = {"text_config": {"model_type": "llama", **SMALL}, "vision_config": CLIP, "image_token_index": 39}
 

@@ -8,11 +8,12 @@ else combines samples isn't: a sum, a mean of some samples, a maximum, the root 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -50,6 +51,7 @@ _IS_RATIO = (
     "alike whatever theirs are"
 )
 _IS_COMPARED = "it compares samples with each other, and a micro-batch has fewer of them to compare with"
+_IS_CHOICE = "it chooses samples by their places in the batch, and a micro-batch has others there"
 _IS_FUNCTION = "it takes {} over samples, and the mean over micro-batches is another number"
 
 
@@ -89,14 +91,15 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
             node in needed and any(source in states for source in node.all_input_nodes) and not _is_absent(node, batch)
         ):
             apart = {source: s.dim for source in node.all_input_nodes if isinstance(s := states.get(source), _Apart)}
+            combined = {source: s for source in node.all_input_nodes if isinstance(s := states.get(source), _Combined)}
             if not apart:
-                states[node] = _combined_further(node, rows, states)  # type: ignore[arg-type]
-            elif why := _ignoring(node, batch):
+                states[node] = _combined_further(node, rows, combined)
+            elif why := next((s.why for s in combined.values() if s.why), "") or _ignoring(node, batch):
                 states[node] = _Combined(why)
-            elif rows > 1 and _compares(
-                node, apart, len(apart) < sum(source in states for source in node.all_input_nodes)
-            ):
+            elif rows > 1 and _compares(node, apart, bool(combined)):
                 states[node] = _Combined(_IS_COMPARED)
+            elif rows > 1 and any(d is not None and _chooses(node, source, d, states) for source, d in apart.items()):
+                states[node] = _Combined(_IS_CHOICE)
             else:
                 state, divided = _of_samples(node, rows, apart), _is_divided(node, rows, states)
                 if isinstance(state, _Apart):
@@ -111,13 +114,15 @@ def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     reasons = [states[source].why for source in node.all_input_nodes if source in states]
     why = next(filter(None, reasons), "")
+    if why not in ("", _IS_SUM):
+        return _Combined(why)
     if packet in (aten.mul, aten.div):
         first, second = cast(tuple[Any, Any], node.args[:2])
         if second in states and (first in states or packet is aten.div):
             return _Combined(_IS_RATIO)
         if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or _is_number(second, rows)):
             return _Combined()
-    if packet not in _LINEAR and why in ("", _IS_SUM):
+    if packet not in _LINEAR:
         return _Combined(_IS_FUNCTION.format(f"{packet.__name__} of a mean or a sum"))
     return _Combined(why)
 
@@ -158,6 +163,8 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
         with_combined: whether it is also made of values that combine samples.
     """
     packet: Any = getattr(node.target, "overloadpacket", node.target)
+    if with_combined and packet is not aten.add:  # a sum of losses, one of each sample and a mean
+        return True
     if None in apart.values():
         return False
     dims, named = {source: cast(int, dim) for source, dim in apart.items()}, _arguments(node)
@@ -166,14 +173,42 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
         return both and all(dim == _layout(source).dim() - 2 for source, dim in dims.items())
     if packet in _ALONG:
         ((source, dim),) = dims.items()
-        return dim in _dims(named.get("dims", named.get("dim")), _layout(source))
+        return _layout(source).is_floating_point() and dim in _dims(
+            named.get("dims", named.get("dim")), _layout(source)
+        )
     if packet in _PRODUCTS and len(dims) == 2:
         first, second = (dim - _layout(source).dim() for source, dim in dims.items())
         return (first, second) == (-2, -1)  # of the rows of the one with the columns of the other
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
-        combined = with_combined and packet is not aten.add  # a sum of losses, one of each sample and a mean
-        return combined or len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
+        return len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
     return False
+
+
+def _chooses(node: Node, source: Node, dim: int, states: Collection[Node]) -> bool:
+    """Whether a value is a choice of samples from a tensor that has them in a dimension, not all of them alike often.
+
+    A loop that takes each sample by its number chooses all of them, and so does an index that is made by `arange`. Of
+    an index that depends on samples, such as the order of tokens by their experts, it isn't known.
+    """
+    chosen = _chosen(node, source, dim)
+    if chosen is None or isinstance(chosen, Node):
+        needed = () if chosen is None or chosen in states else needed_by([chosen])
+        return bool(needed) and all(each.target is not aten.arange.default for each in needed)
+    often = np.zeros(_layout(source).shape[dim], np.int64)
+    for places in (_chosen(user, source, dim) for user in source.users):
+        if isinstance(places, int | slice):
+            often[places] += 1
+    return len(set(often.tolist())) > 1
+
+
+def _chosen(node: Node, source: Node, dim: int) -> Any:
+    """Which places of a dimension of a tensor a node takes: a number, a slice or a node; None if it is no choice."""
+    packet, named = getattr(node.target, "overloadpacket", None), _arguments(node)
+    if packet is aten.index and node.args[0] is source:
+        return (named["indices"] + [None] * (dim + 1))[dim]
+    if packet not in (aten.select, aten.slice, aten.index_select) or _dims(named["dim"], _layout(source)) != [dim]:
+        return None
+    return slice(named["start"], named["end"], named["step"]) if packet is aten.slice else named["index"]
 
 
 def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apart | _Combined:
@@ -190,13 +225,14 @@ def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apa
         return _Combined(_IS_SUM if named["reduction"] == _SUM else "")
     if packet is aten.masked_select or (packet is aten.index and _is_mask(named["indices"])):
         return _Combined(_IS_FUNCTION.format("some elements"))
-    if None in apart.values():
-        return _Apart(None)
     source, dim = next(iter(apart.items()))
-    before, after, dim = _layout(source), _layout(node), cast(int, dim)
-    if packet in _MEANS | _SUMS | _OTHERS and "other" not in named:
-        over = _dims(named.get("dim"), before)
-        if dim in over:
+    before, after = _layout(source), _layout(node)
+    over = _dims(named.get("dim"), before) if packet in _MEANS | _SUMS | _OTHERS and "other" not in named else None
+    if None in apart.values() and (over is None or after.numel() > 1 or before.numel() == 1):
+        return _Apart(None)
+    dim = cast(int, dim)
+    if over is not None:
+        if dim in over or None in apart.values():
             other = _IS_FUNCTION.format(packet.__name__)
             return _Combined("" if packet in _MEANS else _IS_SUM if packet in _SUMS else other)
         dim -= 0 if after.dim() == before.dim() else sum(place < dim for place in over)
@@ -216,6 +252,8 @@ def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apa
 
 def _moved(packet: Any, named: Mapping[str, Any], dim: int, before: Tensor, after: Tensor) -> int:
     """The dimension that has the samples after an op that computes for each of them; -1 if that isn't known."""
+    if packet in (aten.embedding, aten.view_as_real):
+        return dim
     if packet is aten.permute:
         return _dims(named["dims"], before).index(dim)
     if packet in (aten.transpose, aten.t):

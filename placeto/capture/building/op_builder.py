@@ -20,7 +20,7 @@ from placeto.problem.graph.label_values import ATTENTION
 
 aten = torch.ops.aten
 _INTO_ZEROS = {aten.scatter, aten.scatter_add, aten.index_add, aten.index_put, aten.masked_scatter}
-"""Ops that put gradients into zeros: in place, but not while they are traced."""
+"""Ops by which autograd puts gradients into zeros: in place, but not while they are traced."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ParameterValue:
 
 @dataclass(eq=False)
 class FilledValue:
-    """A tensor of another's shape whose values depend on no tensor, such as zeros: its first reader allocates it."""
+    """A tensor whose values depend on no tensor, such as zeros: its first reader allocates it."""
 
     bytes: int
     read: bool = False
@@ -127,10 +127,7 @@ class OpBuilder:
         It takes no further memory if eager PyTorch puts the op's result there. Those that are smaller than the result,
         such as the first state of a recurrent layer, aren't counted.
         """
-        outputs, ran = self.records[op]["outputs"], node.meta.get(RAN)
-        into = (ran is not None and ran._schema.is_mutable) or getattr(
-            node.target, "overloadpacket", None
-        ) in _INTO_ZEROS
+        outputs, into = self.records[op]["outputs"], is_in_place(node)
         for source in node.all_input_nodes:
             value = self.values.get(source)
             if isinstance(value, FilledValue) and not value.read:
@@ -166,6 +163,19 @@ class OpBuilder:
         """Colocate two ops."""
         first, second = sorted((self.find(first), self.find(second)))
         self.leader[second] = first
+
+
+def is_in_place(node: Node) -> bool:
+    """Whether eager PyTorch puts what a node makes into the memory of its first argument.
+
+    A change of a part of a tensor is traced as an op on the part, and another one that puts the part into the whole.
+    """
+    packet, ran = getattr(node.target, "overloadpacket", None), node.meta.get(RAN)
+    name = getattr(packet, "__name__", "")
+    if name.endswith("_scatter") and ran is not node.target:
+        return True
+    changes = ran is not None and ran._schema.is_mutable and ran.overloadpacket.__name__ in (name, f"{name}_")
+    return changes or (node.meta["label"].backward and packet in _INTO_ZEROS)
 
 
 def _is_whole(node: Node) -> bool:

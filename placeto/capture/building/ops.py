@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from placeto.capture.building.combining import calls_of, carried_by, joins_of, sums_of
 from placeto.capture.building.idle import homes
-from placeto.capture.building.op_builder import BufferValue, FilledValue, MadeBy, OpBuilder, ParameterValue
+from placeto.capture.building.op_builder import BufferValue, FilledValue, MadeBy, OpBuilder, ParameterValue, is_in_place
 from placeto.capture.building.state_flow import written_back
 from placeto.capture.building.waiting import hold_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
@@ -72,7 +72,7 @@ def step_of(
         GraphError: no op is left.
     """
     written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
-    left_out = _left_out(traced, written.values())
+    left_out = _left_out(traced, written.values(), mode)
     builder = OpBuilder(tf32, written_attention(traced))
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
@@ -118,8 +118,10 @@ def step_of(
     return step, tuple(map(tuple, builder.nodes))
 
 
-def _left_out(traced: GraphModule, written: Iterable[Node]) -> set[Node]:
+def _left_out(traced: GraphModule, written: Iterable[Node], mode: str) -> set[Node]:
     """Return the nodes that are no ops: copies into buffers at the end, and what only counters read.
+
+    An inference is traced with autograd, which copies what an op in place changes. PyTorch makes no such copies in it.
 
     Counters are buffers of one number. Views cost nothing, so that those that nobody reads are left out. What else
     nobody reads, such as the output of a second head, is computed and held by PyTorch, so that it is an op.
@@ -128,8 +130,15 @@ def _left_out(traced: GraphModule, written: Iterable[Node]) -> set[Node]:
     read = reached([*traced.graph.find_nodes(op="output"), *written], nodes_read)
     counted = reached([copy.all_input_nodes[-1] for copy in copies], nodes_read)
     ends = [node for node in traced.graph.nodes if not node.users and node.op == "call_function"]
+    if mode == "inference":
+        copies += [node for node in ends if node.target is aten.clone.default and _is_saved(node)]
     unread = reached([node for node in ends if node not in copies and not is_view(node.target)], nodes_read)
     return {*copies, *counted, *(node for node in ends if is_view(node.target))} - {*read, *unread}
+
+
+def _is_saved(clone: Node) -> bool:
+    """Whether a copy that nobody reads is one that autograd makes of what the next op changes in place."""
+    return clone.next.op == "call_function" and is_in_place(clone.next) and clone.next.args[0] is clone.args[0]
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
@@ -173,7 +182,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     outputs = value if isinstance(value, list | tuple) else [value]
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     constant = packet in CONSTANT_LIKE or not (sources or draws)
-    if packet in CONSTANT_LIKE and value.numel() > 1:
+    if constant and isinstance(value, Tensor) and value.numel() > 1:
         return FilledValue(value.untyped_storage().nbytes())
     if constant or not any(isinstance(o, Tensor) for o in outputs):
         return None
@@ -215,7 +224,8 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     ]
     if draws:
         builder.random.add(op)
-    builder.records[op] |= builder.cost(node)
+    in_place = is_in_place(node) and isinstance(builder.values.get(sources[0]), MadeBy)
+    builder.records[op] |= {**builder.cost(node), "in_place": in_place}
     _settle(builder, op, sources)
     numbers = iter(range(len(used)))
     made_or_none = [None if o is None else MadeBy(op, next(numbers)) for o in used]

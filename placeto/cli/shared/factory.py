@@ -26,16 +26,21 @@ from placeto.capture.inputs.batch_dimension import batch_length, first_samples
 from placeto.capture.trace import capture_training
 from placeto.capture.user_errors import explain
 from placeto.cli.shared.options import StepOptions, TraceOptions
-from placeto.errors import UsageError
+from placeto.errors import CaptureError, UsageError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.messages import within
 
 _FORM = "must be package.module:function or file.py:function"
 _RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
+LOSS_NEEDED = "return (module, inputs, loss), or add --loss mean"
+"""What to do about a factory without a loss whose module gives none."""
 _LONGEST = 5  # what it returns may also have a parallel plan
 _SHOWN = 8  # names of other functions in a message
 _FILE = re.compile(r"(.*?\.py):(.*)", re.DOTALL)  # a path may have a colon of its own, as on Windows
-_OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
+_OF_OUTPUT: dict[str, Callable[..., Any]] = {  # whatever the targets are
+    "sum": lambda output, *targets: torch.sum(output),
+    "mean": lambda output, *targets: torch.mean(output),
+}
 
 
 class UserStep(NamedTuple):
@@ -69,7 +74,12 @@ class UserStep(NamedTuple):
         how: dict[str, Any] = {"precision": options.precision, "optimizer": options.optimizer}
         how |= {"master_weights": options.master_weights, "name": name or self.name, "targets": self.targets}
         how["parallel"] = self.parallel
-        return capture_training(self.module, self.inputs, self.loss, micro_batches=micro_batches, **how, **more)
+        try:
+            return capture_training(self.module, self.inputs, self.loss, micro_batches=micro_batches, **how, **more)
+        except CaptureError as problem:
+            if self.loss is None and "the loss must be a scalar" in str(problem):
+                raise CaptureError(f"{problem}: {LOSS_NEEDED}") from None
+            raise
 
 
 def user_step(factory: str, options: TraceOptions, device: str = "meta") -> UserStep:

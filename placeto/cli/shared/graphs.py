@@ -109,7 +109,7 @@ def capture_factory(
         CaptureError: the step can't be captured.
     """
     from placeto.capture.trace import capture_inference
-    from placeto.cli.shared.factory import user_step
+    from placeto.cli.shared.factory import LOSS_NEEDED, user_step
     from placeto.errors import CaptureError
 
     refuse(options, ("dimensions",), "is for ONNX files; a factory says how large its inputs are")
@@ -123,9 +123,7 @@ def capture_factory(
         more = {"run": run, "optimizer_step": options.optimizer_step, "width": width}
         return step.capture(options, count, name, **more), step.module
     except CaptureError as problem:
-        advice = ""
-        if step.loss is None and "the loss must be a scalar" in str(problem):
-            advice = ": return (module, inputs, loss), add --loss mean, or --inference"
+        advice = ", or --inference" if str(problem).endswith(LOSS_NEEDED) else ""
         raise CaptureError(f"{factory}: {str(problem).removeprefix(f'{name}: ')}{advice}") from problem
 
 

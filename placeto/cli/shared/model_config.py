@@ -51,7 +51,7 @@ class ModelOptions(TrainingOptions):
     batch: OptionalCount = None
     """for a CONFIG: how many sequences a step has, 1 if not given"""
     length: OptionalCount = None
-    """for a CONFIG: how many tokens a sequence has, 1024 if not given"""
+    """for a CONFIG: how many tokens a sequence has; if not given 1024, or the model's positions if it has fewer"""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -72,8 +72,8 @@ class ModelOptions(TrainingOptions):
             refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
-            return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length or DEFAULT_LENGTH))
-        if not is_factory(self.model) or _is_address(self.model):
+            return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length))
+        if not (is_factory(self.model) or Path(self.model).suffix == ".py") or _is_address(self.model):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
@@ -120,7 +120,7 @@ def is_config(argument: str) -> bool:
     return isinstance(document, dict) and "model_type" in document
 
 
-def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[str, Any], Any]:
+def make_model(argument: str, batch: int, length: int | None) -> tuple[nn.Module, dict[str, Any], Any]:
     """Build a model on "meta"; return (module, inputs by name, loss or None), as a factory does.
 
     The class is that of the config's field "architectures". If its loss needs a label for each token, as of models that
@@ -130,7 +130,7 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     Args:
         argument: a file or folder, as `is_config` takes it.
         batch: number of sequences.
-        length: number of tokens of each sequence.
+        length: number of tokens of each sequence; None: 1024, or as many as the model has positions if it has fewer.
 
     Raises:
         UsageError: transformers isn't installed, or it has no such model or can't build it. Or the model has quantized
@@ -169,12 +169,24 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     if not takes_text or getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: {kind} is no model of text alone: give a FACTORY, which says what its inputs are")
     module.train()
-    ids = torch.empty(batch, length, dtype=torch.int64, device="meta")
+    ids = torch.empty(batch, _tokens(length, config, path), dtype=torch.int64, device="meta")
     if named and built.__name__ != named:
         note(f"{path}: this is a step of {built.__name__}: {_why(named)}")
     if any(kind in built.__name__ for kind in _OF_TOKENS):
         return module, {"input_ids": ids, "labels": ids}, None
     return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean()
+
+
+def _tokens(length: int | None, config: Any, path: Path) -> int:
+    """The number of tokens of a sequence; a note says if it is less than usual, or more than the model's positions."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or not 1 <= positions < (length or DEFAULT_LENGTH):
+        return length or DEFAULT_LENGTH
+    if length is None:
+        note(f"{path}: a sequence has {positions} tokens, as many as the model has positions")
+        return positions
+    note(f"{path}: the model has {positions} positions: unless it computes them, it can't be run on {length} tokens")
+    return length
 
 
 def precision_of(module: nn.Module, precision: str) -> str:

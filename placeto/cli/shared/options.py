@@ -47,6 +47,10 @@ def whole_number(text: str) -> int:
         raise ValueError(f"{text!r} is no whole number") from None
 
 
+def _count_or_auto(text: str) -> int | str:
+    return text if text == "auto" else whole_number(text)
+
+
 def size_of(text: str) -> int:
     """Parse a size such as 1GB or 512MB; return its bytes.
 
@@ -77,7 +81,7 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _primitive(kind: type, metavar: str, parse: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
+def _primitive(kind: Any, metavar: str, parse: Callable[[str], Any], show: Callable[[Any], str]) -> Any:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -88,6 +92,7 @@ def _primitive(kind: type, metavar: str, parse: Callable[[str], Any], show: Call
 
 
 _INT = _primitive(int, "INT", whole_number, str)
+_INT_OR_AUTO = _primitive(int | str, "INT|auto", _count_or_auto, str)
 _SIZE = _primitive(int, "SIZE", size_of, str)
 _NAMES = _primitive(tuple, "NAMES", names_in, ",".join)
 
@@ -137,6 +142,7 @@ OptionalText = Annotated[str | None, arg(metavar="NAME")]
 OptionalCount = Annotated[Count | None, _INT]
 Counted = Annotated[Count, _INT]
 Whole = Annotated[Index, _INT]
+CountOrAuto = Annotated[Count | Literal["auto"], _INT_OR_AUTO]
 Size = Annotated[int, _SIZE]
 OptionalSize = Annotated[int | None, _SIZE]
 Names = Annotated[tuple[str, ...], _NAMES]
@@ -198,7 +204,7 @@ class TraceOptions:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """numbers of the run: fp32, the dtypes as they are; tf32, for products of float32; bf16 or fp16, by autocast"""
     micro_batches: Annotated[
-        Count | Literal["auto"],
+        CountOrAuto,
         arg(
             help="split the batch into so many equal parts, so that devices can work at the same time. auto tries 1, "
             f"2, 4, 8 and 16 and takes the best; of all commands only {CHOOSING_HELP} take auto"
@@ -225,7 +231,7 @@ class TrainingOptions(StepOptions):
     """Which training step of a model is meant, for commands that take no inference."""
 
     inference: Suppress[bool] = False
-    micro_batches: Count | Literal["auto"] = "auto"
+    micro_batches: CountOrAuto = "auto"
     """split the batch into so many equal parts; auto tries 1, 2, 4, 8 and 16"""
 
 

@@ -80,7 +80,9 @@ def find_loss(name: str) -> Callable[..., Any]:
     """Return the loss of a name that `placeto` takes as --loss, such as cross_entropy, mean or file.py:function."""
     if ":" in name:
         return find(name)
-    return {"sum": torch.sum, "mean": torch.mean}.get(name) or getattr(nn.functional, name)
+    if name in ("sum", "mean"):
+        return lambda output, *targets: getattr(torch, name)(output)
+    return getattr(nn.functional, name)
 
 
 class Output:

@@ -39,6 +39,8 @@ class GraphArrays:
     # (T,) int64, the op until whose end each tensor lives, if both are on one device; NOT_HELD = until its last use;
     # None = all NOT_HELD; no part of the hash, so that placements of graphs captured before it existed stay valid
     held_until: np.ndarray = None  # type: ignore[assignment]
+    # (N,) bool, whether an op's first output is in the memory of its first input; None = none is; no part of the hash
+    in_place: np.ndarray = None  # type: ignore[assignment]
     dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) dtype of each op; None = float32
     kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of KERNELS; None = all ""
     # (N,) keys of measured times, "" where unknown; no part of the hash, as only cost models depend on them

@@ -100,6 +100,9 @@ def validate(graph: GraphArrays) -> None:
         raise GraphError(f"op {quote(reader)}: input {quote(source)} has {outputs}")
     if (dst[1:] < dst[:-1]).any():
         raise GraphError("edges must be grouped by consumer, in op order")
+    without = (np.diff(ptr) == 0) | (np.diff(graph.input_ptr) == 0)
+    rule = "in_place must be false for an op without inputs or outputs"
+    _refuse(names, graph.in_place & without, graph.in_place, rule)
     if any(graph.gradient_of):
         _check_sums(graph)
     order = graph.topological_order

@@ -21,9 +21,10 @@ HALVES = ("float16", "bfloat16")
 
 
 def storage(graph: ComputationGraph, on_cpus: bool = True) -> np.ndarray:
-    """(T,) int64, the tensor in whose memory each tensor is: itself, unless it is a view, such as a slice.
+    """(T,) int64, the tensor in whose memory each tensor is: itself, unless it is a view, or made in place.
 
-    A view is an output of a captured op of no work. It is a part of the op's first input, which lives at least as long.
+    A view, such as a slice, is an output of a captured op of no work. It is a part of the op's first input, which lives
+    at least as long.
     On GPUs alone, copies that attention makes of queries, keys and values stand for these: see `fused_attention`.
     """
     captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
@@ -31,6 +32,7 @@ def storage(graph: ComputationGraph, on_cpus: bool = True) -> np.ndarray:
     made_by = graph.producer
     root = np.arange(len(made_by)) if on_cpus else inside(graph)[1]
     shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal, and no view
+    shown[graph.output_ptr[:-1][graph.in_place]] = True
     root[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
     while (root[root] != root).any():  # views of views
         root = root[root]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import AfterValidator
 
-from placeto.problem.checks import Index, Number, OneOf, Size, Text
+from placeto.problem.checks import Flag, Index, Number, OneOf, Size, Text
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.graph.arrays import GraphArrays
 from placeto.problem.graph.label_values import KERNELS, LABELS, NO_MICRO_BATCH, PASSES
@@ -80,6 +80,14 @@ COLUMNS = {
         "the part of the step that it belongs to. Recomputation: an activation is computed again in the backward "
         "pass. Default: unknown",
         LABELS["passes"],
+    ),
+    "in_place": Column(
+        "in_place",
+        Flag,
+        "whether its first output is in the memory of the first tensor that it reads, as that of `add_` is, if both "
+        "are on one device. Not part of the hash",
+        False,
+        np.bool_,
     ),
     "signatures": Column(
         "signature",
