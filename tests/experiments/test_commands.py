@@ -43,6 +43,11 @@ COMMANDS = {
         "| U-net |",
     ),
     "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
+    "paper_departures": (
+        "--families ptb --clusters 2xv100 --changes unchanged 'loads of devices' --steps 2 --episodes 2 --seeds 2 "
+        "--count 2 --out runs/x",
+        "| ptb, 2xv100, loads of devices |",
+    ),
     "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
     "plan_ranks": ("--out runs/x --models U-net --clusters 4xv100 --micro-batches 4", "| U-net | 4xv100 | 4 | 0.00 |"),
     "recipes": (
