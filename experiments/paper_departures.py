@@ -176,7 +176,7 @@ def main(config: PaperDeparturesConfig) -> None:
     found = measure_cells(cells, measure, "traversing test graphs")
     lines = [
         f"{config.steps:,} gradient steps of {config.episodes} traversals; {config.seeds} seeds; "
-        f"{len(cells[0].graphs)} test graphs; {machine()}. Makespans at the end of a traversal, relative to one device, "
+        f"{len(cells[0].graphs)} test graphs; {machine()}. Makespans at the end of a traversal, of one device, "
         "means over the test graphs; ± is the standard deviation over seeds. Columns that begin with 'less' have the "
         "trained policy's end less another's: less unchanged ± the standard error over seeds, less metis ± that over "
         "test graphs. Minutes are those of a training, beside other programs.",
