@@ -24,6 +24,7 @@ COMMANDS = {
         "--families ptb --clusters 2xv100 --graphs 3 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
         "| ptb, 2xv100, 1 rounds |",
     ),
+    "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
     "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
