@@ -12,7 +12,16 @@ from tests.toys import fork_of_chains
 
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families ptb --processes 1 --out runs/x"
-SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes", "short_memory"}
+SLOW = {
+    "architectures",
+    "equal_budgets",
+    "fidelity",
+    "headline",
+    "models_in_micro_batches",
+    "paper_departures",
+    "recipes",
+    "short_memory",
+}
 NEED_DATA = (
     "collectives", "cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor",
     "outside_torchgpipe", "outside_vtrain", "sustained",
