@@ -111,10 +111,14 @@ class TraversalLearningConfig:
     """Traversals of the graph of an iteration. An iteration is one gradient step."""
     lr: Share = 3e-3
     """Learning rate, falling linearly to a tenth."""
+    reward: str = "improvement"
+    """Reward of a move, in tenths: improvement, as published, or another of `placeto list rewards`. With one that is
+    paid at the end, such as log-at-the-end, the discount should be 1."""
     discount: Share = 0.5
     """Discount of rewards, per move."""
     baseline_rounds: Count = 10
-    """Rounds of the same graph over which the returns at a step are averaged: the reward baseline."""
+    """Rounds of the same graph over which the returns at a step are averaged: the reward baseline. 1 = only the
+    traversals of the iteration."""
     entropy: Annotated[float, within(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus, falling linearly to zero."""
     max_grad_norm: Weight = 1.25
@@ -312,7 +316,9 @@ def check_config(config: AnyTrainConfig, measured: bool = False) -> None:
     if isinstance(config, TraversalTrainConfig) and config.device != "cpu":
         raise TrainingError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
     check_device(config.device)
-    if isinstance(config, OneShotTrainConfig):
+    if isinstance(config, TraversalTrainConfig):
+        _check_reward(config.learning.reward, reward_names())
+    elif isinstance(config, OneShotTrainConfig):
         _check_one_shot(config)
     elif isinstance(config, TrainConfig):
         _check_iterative(config)

@@ -12,7 +12,16 @@ from tests.toys import fork_of_chains
 
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families ptb --processes 1 --out runs/x"
-SLOW = {"architectures", "equal_budgets", "fidelity", "headline", "models_in_micro_batches", "recipes", "short_memory"}
+SLOW = {
+    "architectures",
+    "equal_budgets",
+    "fidelity",
+    "headline",
+    "models_in_micro_batches",
+    "paper_departures",
+    "recipes",
+    "short_memory",
+}
 NEED_DATA = (
     "collectives", "cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor",
     "outside_torchgpipe", "outside_vtrain", "sustained",
@@ -24,6 +33,7 @@ COMMANDS = {
         "--families ptb --clusters 2xv100 --graphs 3 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
         "| ptb, 2xv100, 1 rounds |",
     ),
+    "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
     "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
@@ -43,6 +53,11 @@ COMMANDS = {
         "| U-net |",
     ),
     "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
+    "paper_departures": (
+        "--families ptb --clusters 2xv100 --changes unchanged 'loads of devices' --steps 2 --episodes 2 --seeds 2 "
+        "--count 2 --out runs/x",
+        "| ptb, 2xv100, loads of devices |",
+    ),
     "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
     "plan_ranks": ("--out runs/x --models U-net --clusters 4xv100 --micro-batches 4", "| U-net | 4xv100 | 4 | 0.00 |"),
     "recipes": (

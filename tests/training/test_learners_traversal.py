@@ -1,5 +1,6 @@
 """Learning of the Placeto paper's policy."""
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -41,6 +42,15 @@ def test_advantages_by_hand():
     for _ in range(3):
         advantages(makespan, TraversalLearningConfig(baseline_rounds=2), history, 7)
     assert history[7].shape == (2, 2)
+
+
+def test_all_moves_are_worth_what_the_episode_ends_with_less_the_mean_of_the_others():
+    """A reward at the end and a baseline of this round: earlier rounds and makespans on the way don't count."""
+    makespan, history = torch.tensor([[1.0, 1.0], [9.0, 0.1], [0.5, 0.25]]), {7: torch.full((3, 2), 99.0)}
+    learning = TraversalLearningConfig(reward="log-at-the-end", discount=1.0, baseline_rounds=1)
+    worth = advantages(makespan, learning, history, 7)
+    half = math.log(2.0) / 2.0 / REWARD_UNIT
+    torch.testing.assert_close(worth.advantage, torch.tensor([[-half, half], [-half, half]]))
 
 
 def test_the_gradient_is_the_sum_over_decisions_however_they_are_batched(monkeypatch):

@@ -338,3 +338,5 @@ def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
         train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
     with pytest.raises(TrainingError, match=r"learning\.episodes must be >= 1, not 0"):
         train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))
+    with pytest.raises(TrainingError, match=r"learning\.reward must be improvement or .*, not 'nosuch'"):
+        train(replace(paper, learning=TraversalLearningConfig(reward="nosuch")), problems(2), problems(1, 10))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from placeto.environment.instance import make_instance
-from placeto.environment.rewards import improvement
+from placeto.environment.rewards import find_reward
 from placeto.environment.walk import Walk
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
@@ -147,11 +147,11 @@ def advantages(
 
     Args:
         makespan: (T+1, B), relative to the best single device.
-        config: discount and rounds of the baseline.
+        config: reward, discount and rounds of the baseline.
         history: by number of the training problem, (R, T) mean returns of its last rounds; updated in place.
         problem: number of the training problem.
     """
-    rewards = improvement(makespan) / REWARD_UNIT
+    rewards = find_reward(config.reward)(makespan) / REWARD_UNIT
     returns = discounted_returns(rewards, config.discount)
     before = history.get(problem, returns.new_zeros(0, len(returns)))
     baseline, history[problem] = step_baseline(before, returns, config.baseline_rounds)
