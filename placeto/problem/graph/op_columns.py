@@ -35,7 +35,7 @@ class Column(NamedTuple):
         if self.dtype is not None:
             return np.append(values, np.array(self.usual, self.dtype))[like]
         all_values = (*values, self.usual)
-        return [all_values[op] for op in like.tolist()]
+        return list(map(all_values.__getitem__, like.tolist()))
 
     def listed(self, values: Any) -> list[Any]:
         """The values (N,) of the column of a graph."""
