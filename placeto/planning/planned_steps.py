@@ -244,10 +244,10 @@ class PlannedStep:
     @property
     def launch_warning(self) -> str:
         """A sentence if launching ops may take longer than the step, and the cluster doesn't say how long it takes."""
-        busy = self.schedule
+        busy, cluster = self.schedule, self.result.problem.cluster
         timed = busy.placement[busy.finish_us > busy.start_us]
-        most = int(np.bincount(timed).max(initial=0))
-        if busy.problem.cluster.launch_us.any() or self.device.is_cpu or most * LAUNCH_US <= self.step_us:
+        most = int(np.bincount(timed, minlength=cluster.num_devices)[[*cluster.computing]].max(initial=0))
+        if cluster.launch_us.any() or most * LAUNCH_US <= self.step_us:
             return ""
         bound, often = format_us(self.step_us / most), format_us(LAUNCH_US)
         return (

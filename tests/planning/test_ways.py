@@ -49,6 +49,14 @@ def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
         launches_us = 500.0 * (int(np.bincount(ran).max()) - 1)
         assert (step.step_us >= launches_us) == (step is slow)
     assert slow.launch_warning == ""
+    first_slow = replace(cluster, devices=(hosts.devices[0], *cluster.devices[1:]))
+    alone = next(step for step in planned(first_slow, (1,), batch=512).steps if step.kind == Kind.ONE)
+    assert alone.result.placement[0] == 1
+    beside = load_cluster("cpu-laptop+1xrtx3090")
+    beside = replace(beside, devices=(replace(beside.devices[0], memory=10**8), beside.devices[1]))
+    pipeline = next(step for step in planned(beside, (2,), batch=64).steps if step.kind == Kind.PIPELINE)
+    assert pipeline.device.is_cpu, "the fullest device"
+    assert pipeline.launch_warning.startswith(" A device runs ")
 
 
 @pytest.fixture(scope="module")
