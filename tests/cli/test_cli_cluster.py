@@ -44,6 +44,8 @@ def test_hosts_that_take_time_to_launch_ops_on_gpus(tmp_path: Path, capsys: pyte
     assert load_cluster(out).launch_us.tolist() == [0.0, 50.0]
     assert run("cluster", out, "-o", out, "--launch-us", -1) == 2
     assert "launch_us" in capsys.readouterr().err
+    assert run("cluster", "2xcpu-core", "-o", out, "--launch-us", 50) == 2
+    assert "--launch-us is for GPUs, and 2xcpu-core has CPUs alone" in capsys.readouterr().err
 
 
 def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
