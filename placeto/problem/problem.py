@@ -27,7 +27,6 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import live_bytes
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER, NOT_HELD, OPTIMIZERS
 from placeto.problem.messages import quote
-from placeto.problem.order_kernels import fill_alone
 
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
@@ -164,6 +163,8 @@ class PlacementProblem:
     @cached_property
     def alone_us(self) -> np.ndarray:
         """(D,) float64, makespan in microseconds with all ops on each device, equal to the simulator's."""
+        from placeto.problem.order_kernels import fill_alone  # here, since it loads numba
+
         order, alone = order_alone(self.graph, self.dispatch, self.priority), np.zeros(self.num_devices)
         fill_alone(self.op_time[order], own(self.cluster.overhead_us), own(self.cluster.launch_us), alone)
         return frozen(alone)
