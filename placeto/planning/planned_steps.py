@@ -251,8 +251,8 @@ class PlannedStep:
             return ""
         bound, often = format_us(self.step_us / most), format_us(LAUNCH_US)
         return (
-            f" A device runs {most:,} ops in it: if its host takes longer than {bound} to launch each, the step takes "
-            f"longer. Eager PyTorch often takes {often}: `placeto cluster --launch-us` makes that count."
+            f" A device runs {most:,} ops in a step: if its host takes longer than {bound} to launch each, the step "
+            f"takes longer. Eager PyTorch often takes {often}: `placeto cluster --launch-us` makes that count."
         )
 
     @cached_property

@@ -43,6 +43,7 @@ def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
     hosts = replace(cluster, devices=tuple(replace(device, launch_us=500.0) for device in cluster.devices))
     found, slow = (planned(each, batch=512).best for each in (cluster, hosts))
     assert found.launch_warning.startswith(" A device runs ")
+    assert " ops in a step: if its host " in found.launch_warning
     assert found.micro_batches > slow.micro_batches
     for step in found, slow:
         ran = step.schedule.placement[step.schedule.finish_us > step.schedule.start_us]
