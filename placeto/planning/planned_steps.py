@@ -133,10 +133,14 @@ class PlannedStep:
         """The schedule of `placement`, which `placeto export` takes; `schedule` if there is no such placement."""
         return self.schedule if self.placement is None else self.placement.schedule()
 
-    @property
+    @cached_property
     def step_us(self) -> float:
-        """Simulated microseconds of a step."""
-        return self.result.makespan_us
+        """Simulated microseconds of a step; without a plan, one process launches the ops of all devices."""
+        us, launch_us = self.result.makespan_us, self.result.problem.cluster.launch_us
+        if self.plan is not None or not launch_us.any():
+            return us
+        ran = self.schedule.placement[self.schedule.finish_us > self.schedule.start_us]
+        return max(us, float(launch_us[ran].sum()))
 
     @property
     def samples_per_second(self) -> float:

@@ -50,6 +50,10 @@ def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
         launches_us = 500.0 * (int(np.bincount(ran).max()) - 1)
         assert (step.step_us >= launches_us) == (step is slow)
     assert slow.launch_warning == ""
+    searched = planned(hosts, (1, 4), batch=512, simulations=50)
+    alone, whole = (next(step for step in searched.steps if step.kind == kind) for kind in (Kind.ONE, Kind.WHOLE))
+    assert whole.step_us > alone.step_us > whole.result.makespan_us, "one process launches the ops of all devices"
+    assert searched.best.kind not in (Kind.WHOLE, Kind.FREE)
     first_slow = replace(cluster, devices=(hosts.devices[0], *cluster.devices[1:]))
     alone = next(step for step in planned(first_slow, (1,), batch=512).steps if step.kind == Kind.ONE)
     assert alone.result.placement[0] == 1
