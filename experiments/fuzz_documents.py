@@ -57,7 +57,7 @@ _CLUSTER = {
     "name": "mine",
     "transfers": "broadcast",
     "link": "egress",
-    "devices": [{**_DEVICE, "overhead_us": 5.0}, {**_DEVICE, "name": "other"}],
+    "devices": [{**_DEVICE, "overhead_us": 5.0, "launch_us": 3.0}, {**_DEVICE, "name": "other"}],
     "bandwidth": [[0, 12e9], [6e9, None]],
     "latency_us": [[99, 1], [2, 99]],
     "link_gap_us": 3.0,

@@ -49,6 +49,8 @@ def run(arguments: Arguments) -> None:
     else:
         cluster = load_machine(source, arguments.kind, name)
     if (us := arguments.launch_us) is not None:
+        if not cluster.computing:
+            refuse(arguments, ("launch_us",), f"is for GPUs, and {source} has CPUs alone")
         boards = (each if each.is_cpu else replace(each, launch_us=us) for each in cluster.devices)
         cluster = replace(cluster, devices=tuple(boards))
     save_cluster(cluster, arguments.out)

@@ -64,8 +64,9 @@ def describe_cluster(cluster: Cluster) -> str:
     kinds = {device.kind: device for device in cluster.devices}
     parts = []
     for kind, device in kinds.items():
-        size = f"{_peaks(device)} TFLOP/s, {device.memory / 1e9:.3g} GB"
-        parts.append(f"{counts[kind]} {kind.upper()} ({size}{' each' if counts[kind] > 1 else ''})")
+        size = f"{_peaks(device)} TFLOP/s, {device.memory / 1e9:.3g} GB{' each' if counts[kind] > 1 else ''}"
+        launch = f", {device.launch_us:.3g} us to launch an op" if device.launch_us else ""
+        parts.append(f"{counts[kind]} {kind.upper()} ({size}{launch})")
     rates = cluster.bandwidth[~np.eye(cluster.num_devices, dtype=bool)] / 1e3  # GB/s
     if not len(rates):
         return f"{parts[0]}; no links."

@@ -9,12 +9,11 @@ import numpy as np
 
 from placeto.heuristics.rules import group_sum, group_times
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.single_device import busy_us
 
 
 def try_single(evaluator: Evaluator, seed: int) -> None:
     """All on one device: the fastest, or else the fastest that has the memory."""
-    for device in np.argsort(busy_us(evaluator.problem), kind="stable"):
+    for device in np.argsort(evaluator.problem.alone_us, kind="stable"):
         evaluator.score_ops(np.full(evaluator.problem.num_ops, device))
         if evaluator.exhausted or evaluator.best_fits:
             break

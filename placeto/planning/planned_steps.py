@@ -133,10 +133,14 @@ class PlannedStep:
         """The schedule of `placement`, which `placeto export` takes; `schedule` if there is no such placement."""
         return self.schedule if self.placement is None else self.placement.schedule()
 
-    @property
+    @cached_property
     def step_us(self) -> float:
-        """Simulated microseconds of a step."""
-        return self.result.makespan_us
+        """Simulated microseconds of a step; without a plan, one process launches the ops of all devices."""
+        us, launch_us = self.result.makespan_us, self.result.problem.cluster.launch_us
+        if self.plan is not None or not launch_us.any():
+            return us
+        ran = self.schedule.placement[self.schedule.finish_us > self.schedule.start_us]
+        return max(us, float(launch_us[ran].sum()))
 
     @property
     def samples_per_second(self) -> float:
@@ -244,15 +248,15 @@ class PlannedStep:
     @property
     def launch_warning(self) -> str:
         """A sentence if launching ops may take longer than the step, and the cluster doesn't say how long it takes."""
-        busy = self.schedule
+        busy, cluster = self.schedule, self.result.problem.cluster
         timed = busy.placement[busy.finish_us > busy.start_us]
-        most = int(np.bincount(timed).max(initial=0))
-        if busy.problem.cluster.launch_us.any() or self.device.is_cpu or most * LAUNCH_US <= self.step_us:
+        most = int(np.bincount(timed, minlength=cluster.num_devices)[[*cluster.computing]].max(initial=0))
+        if cluster.launch_us.any() or most * LAUNCH_US <= self.step_us:
             return ""
         bound, often = format_us(self.step_us / most), format_us(LAUNCH_US)
         return (
-            f" A device runs {most:,} ops in it: if its host takes longer than {bound} to launch each, the step takes "
-            f"longer. Eager PyTorch often takes {often}: `placeto cluster --launch-us` makes that count."
+            f" A device runs {most:,} ops in a step: if its host takes longer than {bound} to launch each, the step "
+            f"takes longer. Eager PyTorch often takes {often}: `placeto cluster --launch-us` makes that count."
         )
 
     @cached_property

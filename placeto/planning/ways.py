@@ -38,7 +38,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Tool
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import PlacementResult
-from placeto.simulator.single_device import busy_us
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -310,7 +309,7 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
 
 def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
     """Return the ways without stages or replicas: one device, and, without groups, whole modules on several."""
-    us, memory = busy_us(problem), problem.cluster.memory
+    us, memory = problem.alone_us, problem.cluster.memory
     fastest, *_ = devices = np.argsort(us, kind="stable").tolist()
     unlike = dict[tuple[float, int], int]()  # the first device of those that take as long and have as much memory
     for device in devices:

@@ -14,7 +14,6 @@ from placeto.problem.cluster import LINKS, Cluster
 from placeto.problem.flat_sums import lowering_array, path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import storage
-from placeto.problem.order_kernels import fill_paths
 
 EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one for each sender, one for each ordered pair of devices, or none (no transfer waits)."""
@@ -179,6 +178,8 @@ def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
 
 def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
     """(N,) longest path from the start of each op. An op takes `time` (N,), and the last op of a path `last` (N,)."""
+    from placeto.problem.order_kernels import fill_paths  # here, since it loads numba, and reading a graph needs none
+
     by_src = np.argsort(graph.edge_src, kind="stable")
     ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
     path = last.astype(np.float64)

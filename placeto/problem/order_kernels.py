@@ -1,6 +1,6 @@
-"""The topological order of ops, and their longest paths, compiled: graphs have tens of thousands of ops.
+"""The topological order of ops, their longest paths, and their time on one device, compiled: there may be many ops.
 
-Legend: N ops, E edges.
+Legend: N ops, E edges, D devices.
 """
 
 from __future__ import annotations
@@ -64,3 +64,24 @@ def fill_paths(order: np.ndarray, ptr: np.ndarray, child: np.ndarray, time: np.n
         op = order[place]
         for k in range(ptr[op], ptr[op + 1]):
             path[op] = max(path[op], time[op] + path[child[k]])
+
+
+@compiled()
+def fill_alone(time: np.ndarray, overhead: np.ndarray, launch: np.ndarray, alone: np.ndarray) -> None:
+    """Fill `alone` (D,), the us in which each device runs all ops, added up in the order of the simulator.
+
+    Args:
+        time: (N, D) us of each op on each device, in the order in which they run.
+        overhead: (D,) us after each op that takes time.
+        launch: (D,) us in which the host launches such an op, one after the other.
+        alone: (D,) us; changed.
+    """
+    for device in range(len(alone)):
+        free = launched = end = 0.0
+        for op in range(len(time)):
+            end = free + time[op, device]
+            if time[op, device] > 0.0:
+                end += overhead[device]
+                launched += launch[device]
+            free = max(end, launched)
+        alone[device] = end

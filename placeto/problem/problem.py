@@ -21,7 +21,7 @@ from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_measured
 from placeto.problem.dispatch import order_alone, priorities
-from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
+from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path, own
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import live_bytes
@@ -152,21 +152,24 @@ class PlacementProblem:
         """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
         return frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
 
+    @property
+    def launching_us(self) -> np.ndarray:
+        """(N, D) float64, microseconds in which the host of each device would launch each op."""
+        return np.where(self.op_time > 0, self.cluster.launch_us, 0.0)
+
     @cached_property
     def single_device_us(self) -> float:
         """Makespan in microseconds with all ops on the best single device, equal to the simulator's to the last bit."""
-        order = order_alone(self.graph, self.dispatch, self.priority)
-        best = np.inf
-        for device in range(self.num_devices):
-            time_us = self.op_time[order, device]
-            if launch_us := float(self.cluster.launch_us[device]):
-                best = min(best, _launched(time_us, float(self.cluster.overhead_us[device]), launch_us))
-                continue
-            busy = np.empty(2 * self.num_ops)
-            busy[0::2] = time_us
-            busy[1::2] = np.where(time_us > 0, self.cluster.overhead_us[device], 0.0)
-            best = min(best, float(np.cumsum(busy)[-1]))  # cumsum adds one by one, as the simulator does
-        return best
+        return float(self.alone_us.min())
+
+    @cached_property
+    def alone_us(self) -> np.ndarray:
+        """(D,) float64, makespan in microseconds with all ops on each device, equal to the simulator's."""
+        from placeto.problem.order_kernels import fill_alone  # here, since it loads numba
+
+        order, alone = order_alone(self.graph, self.dispatch, self.priority), np.zeros(self.num_devices)
+        fill_alone(self.op_time[order], own(self.cluster.overhead_us), own(self.cluster.launch_us), alone)
+        return frozen(alone)
 
     @cached_property
     def longest_path_us(self) -> float:
@@ -189,9 +192,8 @@ class PlacementProblem:
     def horizon_us(self) -> float:
         """Microseconds after which every schedule has ended: all ops and transfers one by one, each at its slowest."""
         graph, cluster = self.graph, self.cluster
-        ops = sum(self.op_time.max(axis=1).tolist()) + self.num_ops * float(
-            (cluster.overhead_us + cluster.launch_us).max()
-        )
+        after_ops = self.num_ops * float((cluster.overhead_us + cluster.launch_us).max())
+        ops = sum(self.op_time.max(axis=1).tolist()) + after_ops
         largest = float(graph.output_bytes.max(initial=0))
         transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
         return ops + graph.num_edges * transfer
@@ -223,16 +225,6 @@ class PlacementProblem:
     def priority(self) -> np.ndarray:
         """(N,) int64, place of each op in the order of dispatch, from 0 on; not used under "fifo"."""
         return frozen(priorities(self.graph, self.dispatch, self.busy_us))
-
-
-def _launched(time_us: np.ndarray, overhead_us: float, launch_us: float) -> float:
-    """Microseconds in which one device runs ops (N,) that its host launches one after the other."""
-    free = launched = end = 0.0
-    for us in time_us.tolist():
-        end = free + us + (overhead_us if us > 0.0 else 0.0)
-        launched += launch_us if us > 0.0 else 0.0
-        free = max(end, launched)
-    return end
 
 
 @dataclass(frozen=True, eq=False)

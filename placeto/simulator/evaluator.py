@@ -22,7 +22,6 @@ from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, scores_of_few, simulate, simulate_batch
-from placeto.simulator.single_device import busy_us
 from placeto.simulator.tool_steps.chunks import Chunks
 
 _PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
@@ -335,7 +334,7 @@ class Evaluator:
         best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
         plan = None if best.placement is None else self._plans.get(sha256(best.placement.tobytes()).digest())
         if best.placement is None:
-            schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
+            schedule = simulate(problem, np.full(problem.num_ops, problem.alone_us.argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
         else:
             placement, makespan, fits = best.placement, best.makespan_us, not best.key[0]

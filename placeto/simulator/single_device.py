@@ -10,7 +10,7 @@ from placeto.simulator.schedule import Schedule, simulate
 
 def best_single(problem: PlacementProblem) -> Schedule | None:
     """Return the fastest schedule with all ops on one device that fits; None if none does."""
-    for device in np.argsort(busy_us(problem), kind="stable"):
+    for device in np.argsort(problem.alone_us, kind="stable"):
         schedule = simulate(problem, np.full(problem.num_ops, device))
         if schedule.fits:
             return schedule
@@ -18,5 +18,5 @@ def best_single(problem: PlacementProblem) -> Schedule | None:
 
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:
-    """(D,) microseconds that each device would be busy with all ops, including overheads."""
-    return problem.busy_us.sum(axis=0)
+    """(D,) microseconds that each device with all ops, overheads included, or its host with launching them, is busy."""
+    return np.maximum(problem.busy_us.sum(axis=0), problem.launching_us.sum(axis=0))

@@ -42,8 +42,12 @@ def test_hosts_that_take_time_to_launch_ops_on_gpus(tmp_path: Path, capsys: pyte
     assert run("cluster", "cpu-laptop+1xrtx3090", "-o", out, "--launch-us", 50) == 0
     assert load_cluster(out).hash != load_cluster("cpu-laptop+1xrtx3090").hash
     assert load_cluster(out).launch_us.tolist() == [0.0, 50.0]
+    described = "1 CPU-LAPTOP (0.845 TFLOP/s, 16 GB) and 1 RTX3090 (35.6/71 TFLOP/s, 25.8 GB, 50 us to launch an op); "
+    assert described in capsys.readouterr().out
     assert run("cluster", out, "-o", out, "--launch-us", -1) == 2
     assert "launch_us" in capsys.readouterr().err
+    assert run("cluster", "2xcpu-core", "-o", out, "--launch-us", 50) == 2
+    assert "--launch-us is for GPUs, and 2xcpu-core has CPUs alone" in capsys.readouterr().err
 
 
 def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

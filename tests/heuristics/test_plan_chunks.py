@@ -1,5 +1,7 @@
 """The chunks of a plan take as long as its ops where nothing overlaps, and rank plans as their ops do."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -25,6 +27,17 @@ def test_the_chunks_of_one_device_take_the_work_of_its_ops() -> None:
     assert costs.resident.sum() == problem.resident_bytes.sum()
     alone = make_plan(problem, ((0,),), ())
     assert chunk_score(problem, alone, ["priority"]) == pytest.approx(simulate(problem, alone).makespan_us)
+
+
+def test_chunks_take_as_long_as_their_launches() -> None:
+    """Those of all ops, of sums of gradients over micro-batches, too."""
+    cluster = load_cluster("2xv100")
+    slow = replace(cluster, devices=tuple(replace(device, launch_us=1e4) for device in cluster.devices))
+    problem = PlacementProblem(GRAPH, slow)
+    alone = make_plan(problem, ((0,),), ())
+    launches_us = 1e4 * int((problem.op_time[:, 0] > 0.0).sum())
+    assert 8 * layer_costs(problem, False).busy_us[:, :, 0].sum() == pytest.approx(launches_us)
+    assert chunk_score(problem, alone, ["priority"]) == pytest.approx(simulate(problem, alone).makespan_us, rel=0.01)
 
 
 def test_gradients_of_replicas_are_exchanged() -> None:

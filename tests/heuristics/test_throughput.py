@@ -88,6 +88,13 @@ PROBLEMS = {
 }
 
 
+def test_launches_are_refused() -> None:
+    boards = cluster(2)
+    hosts = replace(boards, devices=tuple(replace(device, launch_us=7.0) for device in boards.devices))
+    with pytest.raises(PlacerError, match=r"launch ops \(launch_us\), which the objective throughput doesn't count"):
+        free(PlacementProblem(graph(0, 7), hosts))
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_both_splits_are_the_optima_of_small_graphs(name: str) -> None:
     problem = PROBLEMS[name]

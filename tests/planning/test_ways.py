@@ -43,12 +43,25 @@ def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
     hosts = replace(cluster, devices=tuple(replace(device, launch_us=500.0) for device in cluster.devices))
     found, slow = (planned(each, batch=512).best for each in (cluster, hosts))
     assert found.launch_warning.startswith(" A device runs ")
+    assert " ops in a step: if its host " in found.launch_warning
     assert found.micro_batches > slow.micro_batches
     for step in found, slow:
         ran = step.schedule.placement[step.schedule.finish_us > step.schedule.start_us]
         launches_us = 500.0 * (int(np.bincount(ran).max()) - 1)
         assert (step.step_us >= launches_us) == (step is slow)
     assert slow.launch_warning == ""
+    searched = planned(hosts, (1, 4), batch=512, simulations=50)
+    alone, whole = (next(step for step in searched.steps if step.kind == kind) for kind in (Kind.ONE, Kind.WHOLE))
+    assert whole.step_us > alone.step_us > whole.result.makespan_us, "one process launches the ops of all devices"
+    assert searched.best.kind not in (Kind.WHOLE, Kind.FREE)
+    first_slow = replace(cluster, devices=(hosts.devices[0], *cluster.devices[1:]))
+    alone = next(step for step in planned(first_slow, (1,), batch=512).steps if step.kind == Kind.ONE)
+    assert alone.result.placement[0] == 1
+    beside = load_cluster("cpu-laptop+1xrtx3090")
+    beside = replace(beside, devices=(replace(beside.devices[0], memory=10**8), beside.devices[1]))
+    pipeline = next(step for step in planned(beside, (2,), batch=64).steps if step.kind == Kind.PIPELINE)
+    assert pipeline.device.is_cpu, "the fullest device"
+    assert pipeline.launch_warning.startswith(" A device runs ")
 
 
 @pytest.fixture(scope="module")

@@ -92,13 +92,18 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
         joined: (N,) group of each op, below 0 = none; a group stays together as well. None = there are no groups.
 
     Raises:
-        PlacerError: the graph is a step in micro-batches.
+        PlacerError: the graph is a step in micro-batches, or hosts take time to launch ops.
     """
     graph, cluster = problem.graph, problem.cluster
     if (graph.micro_batches != NO_MICRO_BATCH).any():
         raise PlacerError(
             f"graph {graph.name!r} is a step in micro-batches, which the objective throughput doesn't take: capture it "
             "with one micro-batch, or minimise the makespan"
+        )
+    if cluster.launch_us.any():
+        raise PlacerError(
+            f"on {cluster.name} the host takes time to launch ops (launch_us), which the objective throughput doesn't "
+            "count: minimise the makespan, or use a launch_us of 0"
         )
     unit = _units(graph, problem.busy_us, joined)
     count = int(unit.max()) + 1

@@ -58,14 +58,13 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     needed = waited_for(graph, layer, back & first)
     src, dst = graph.edge_src, graph.edge_dst
     kind = np.where(back, np.where(needed, INPUTS, WEIGHTS), FORWARD)
+    beside = (graph.micro_batches == NO_MICRO_BATCH) & (count > 1)
     busy = np.zeros((3, int(layer.max()) + 1, problem.num_devices))
-    np.add.at(busy, (kind[first], layer[first]), problem.busy_us[first])
-    if count > 1:
-        beside = graph.micro_batches == NO_MICRO_BATCH
-        np.add.at(busy, (WEIGHTS, layer[beside]), problem.busy_us[beside] / count)
-    launches = np.zeros_like(busy)
-    np.add.at(launches, (kind[first], layer[first]), problem.op_time[first] > 0.0)
-    busy = np.maximum(busy, launches * problem.cluster.launch_us)
+    for us in problem.busy_us, problem.launching_us:
+        total = np.zeros_like(busy)
+        np.add.at(total, (kind[first], layer[first]), us[first])
+        np.add.at(total, (WEIGHTS, layer[beside]), us[beside] / count)
+        busy = np.maximum(busy, total)
     shared = of_no_micro_batch(graph) if count > 1 else np.array([each in TENSORS for each in graph.op_types])
     kind[shared] = SHARED
     readers: dict[int, set[Part]] = {}

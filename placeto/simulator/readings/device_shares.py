@@ -13,8 +13,9 @@ from placeto.simulator.schedule import Schedule
 def device_shares(schedule: Schedule) -> np.ndarray:
     """(D, 3) float64, shares of the makespan that sum to 1: busy, sending and waiting.
 
-    A device is busy while it computes or launches an op, as in `Schedule.busy_us`. It is sending while it isn't busy
-    and a tensor is on its way from it. It is waiting for the rest of the step: for inputs, or for the end.
+    A device is busy while it computes an op, and for the overhead after it, as in `Schedule.busy_us`. It is sending
+    while it isn't busy and a tensor is on its way from it. It is waiting for the rest of the step: for inputs, for its
+    host to launch an op, or for the end.
     """
     problem, makespan = schedule.problem, schedule.makespan_us
     shares = np.zeros((problem.num_devices, 3))
