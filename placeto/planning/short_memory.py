@@ -155,7 +155,7 @@ def _recomputing(problems: Mapping[Setting, PlacementProblem], step: PlannedStep
     def with_all() -> PlannedStep | _Candidate:
         if not (least := replace(way(blocks.paths), blocks=len(blocks.paths))).fits:
             return least
-        took = blocks.took[blocks.needed(0, step, len(blocks.paths), least)]
+        took = blocks.took[max(blocks.needed(0, step, len(blocks.paths), least) - 1, 0)]  # it may need one less
         us = step.step_us + took * (least.step_us - step.step_us)
         return _Candidate(us, step.kind, partial(fewest_blocks, way, blocks, step, least))
 
