@@ -262,31 +262,18 @@ class Fitted(NamedTuple):
     us: float
     chunks: Schedule
     plan: Plan
-    orders: tuple[bool, bool]  # the kind of its order: `defer` and `falling` of `bounded_orders`
 
 
-_KINDS = tuple(product((True, False), (False, True)))
-
-
-def by_chunks(
-    problem: PlacementProblem,
-    costs: BlockCosts,
-    plan: Plan,
-    memory: np.ndarray,
-    kinds: Sequence[tuple[bool, bool]] = _KINDS,
-) -> Fitted:
-    """Simulate the chunks of a plan in the order in which they fit best into `memory` (D,), and then are fastest.
-
-    Only orders of some kinds are tried, if there are any of these.
-    """
+def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
+    """Simulate the chunks of a plan in the order in which they fit best into `memory` (D,), and then are fastest."""
     chunks, placement = chunk_problem(problem, plan, costs.as_run(plan))
     found = list[Fitted]()
-    for kind in kinds:
-        for order in bounded_orders(chunks, placement, *kind):
+    for defer, falling in product((True, False), (False, True)):
+        for order in bounded_orders(chunks, placement, defer, falling):
             ran = simulate(chunks, placement, order=order)
             lacking = float(np.maximum(0.0, ran.peak_memory / memory - 1.0).sum())
-            found.append(Fitted(lacking, ran.makespan_us, ran, plan, kind))
-    return min(found, key=lambda each: each[:2]) if found else by_chunks(problem, costs, plan, memory)
+            found.append(Fitted(lacking, ran.makespan_us, ran, plan))
+    return min(found, key=lambda each: each[:2])
 
 
 def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
@@ -304,8 +291,6 @@ def improved_by_chunks(
 ) -> Fitted:
     """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster.
 
-    A changed plan is tried in orders of the kind that is best for the plan before.
-
     Args:
         problem: the problem of the step.
         costs: of its blocks.
@@ -319,9 +304,7 @@ def improved_by_chunks(
         for near in costs.near(best.plan):
             if near not in tried:
                 tried.add(near)
-                if not keep(near):
-                    continue
-                if (fitted := by_chunks(problem, costs, near, memory, [best.orders]))[:2] < best[:2]:
+                if keep(near) and (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
                     best, better = fitted, True
     return best
 
