@@ -68,9 +68,9 @@ class PlacementProblem:
         if most > INT64_MAX:
             raise GraphError(f"graph {quote(self.graph.name)}: parameters and tensors together exceed int64 bytes")
         where = f"on cluster {quote(self.cluster.name)}"
-        least, most = np.where(self.op_time > 0, self.op_time, 1.0).min(axis=1), self.op_time.max(axis=1)
-        bad = np.flatnonzero((least < _SHORTEST_US) | ~(most <= _LONGEST_US))
-        if len(bad):
+        if not ((self.op_time == 0.0) | (self.op_time >= _SHORTEST_US) & (self.op_time <= _LONGEST_US)).all():
+            least, most = np.where(self.op_time > 0, self.op_time, 1.0).min(axis=1), self.op_time.max(axis=1)
+            bad = np.flatnonzero((least < _SHORTEST_US) | ~(most <= _LONGEST_US))
             time, op = f"{least[bad[0]]:g} to {most[bad[0]]:g} us", quote(self.graph.op_names[bad[0]])
             rule = f"must be 0, or from {_SHORTEST_US:g} to {_LONGEST_US:g} us"
             raise GraphError(f"op {op}: its time {where} {rule}, not {time}")
@@ -150,6 +150,8 @@ class PlacementProblem:
     @cached_property
     def busy_us(self) -> np.ndarray:
         """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
+        if not self.cluster.overhead_us.any():
+            return self.op_time
         return frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
 
     @property

@@ -123,9 +123,21 @@ def test_half_a_square_is_no_mean(loss: Loss, micro_batches: int) -> None:
     assert "a sum" in message
 
 
+@pytest.mark.parametrize("micro_batches", [2, 8])  # of four samples, and of one
 @pytest.mark.parametrize("case", NOT_TOLD)
-def test_means_are_not_told_of(case: str) -> None:
-    assert not told(*NOT_TOLD[case])
+def test_means_are_not_told_of(case: str, micro_batches: int) -> None:
+    assert not told(*NOT_TOLD[case], micro_batches)
+
+
+@pytest.mark.parametrize(("reduced", "expected"), [("mean", 0), ("sum", 1)])
+def test_a_module_that_merges_one_sample_with_other_dimensions(reduced: str, expected: int) -> None:
+    """Attention sees a sample of each micro-batch as a matrix, whose rows are then its tokens."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", LossWarning)
+        capture_training(layer, [torch.rand(4, 5, 8)], lambda y: getattr(y, reduced)(), micro_batches=4)
+    assert len(seen) == expected
+    assert all("a sum over samples" in str(one.message) for one in seen)
 
 
 def test_sums_behind_an_embedding_are_told_of() -> None:

@@ -241,11 +241,13 @@ def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apa
         if dim == (max(before.dim() - 2, 0) if second else before.dim() - 1):
             return _Combined(_IS_SUM)
     elif packet in _VIEWS:
-        outer = [prod(after.shape[:place]) == prod(before.shape[:dim]) for place in range(after.dim())]
-        dim = max((place for place, same in enumerate(outer) if same), default=-1)
+        places = [place for place in range(after.dim()) if prod(after.shape[:place]) == prod(before.shape[:dim])]
+        if rows == 1:  # then a dimension of one element is the only trace of the samples
+            places = [place for place in places if after.shape[place] == 1]
+        dim = max(places) if places and (rows > 1 or len(places) == 1) else -1
     else:
         dim = _moved(packet, named, dim, before, after)
-    if after.numel() == 1 < before.numel():
+    if after.numel() == 1 < before.numel() and rows > 1:
         return _Combined(_IS_FUNCTION.format(packet.__name__))
     return _Apart(dim if 0 <= dim < after.dim() and after.shape[dim] % rows == 0 else None)
 

@@ -7,12 +7,14 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from placeto.errors import CostsError
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 
 
@@ -46,12 +48,19 @@ def checked_times(costs: CostModel, graph: ComputationGraph, cluster: Cluster) -
     return times.astype(np.float64)
 
 
+def of_devices(cluster: Cluster, time_us: Callable[[Device], np.ndarray]) -> np.ndarray:
+    """(N, D) the times (N,) of ops on each device; they are asked for once for devices of other names and memory."""
+    number = dict[Device, int]()
+    like = [number.setdefault(replace(each, name="device", memory=1), len(number)) for each in cluster.devices]
+    columns = [time_us(device) for device in number]
+    return np.take(np.stack(columns, axis=1), like, axis=1)
+
+
 def with_measured(time_us: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-    """(N, D) a copy of the times, with the graph's measured times in their place where it has them.
+    """(N, D) the times, with the graph's measured times in their place where it has them.
 
     A time that was measured on the device's kind comes before one for all kinds ("*").
     """
-    time_us = time_us.copy()
     for column, device in enumerate(cluster.devices):
         for kind in ("*", device.kind):
             if kind in graph.time_us:

@@ -33,6 +33,7 @@ from pydantic import AfterValidator, Field
 from placeto.errors import CostsError
 from placeto.problem.checks import Number, OneOf, OpenRecord, Positive, Text, read_document
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs.cost_model import of_devices
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.fused_attention import work_on_gpus
@@ -214,28 +215,27 @@ class Efficiency:
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
         fused = np.array([_of_dropout(*label) for label in unique])[signature]
         flops, accessed = work_on_gpus(graph)
-        time = np.empty((graph.num_ops, cluster.num_devices))
+
+        def time_us(device: Device) -> np.ndarray:
+            signatures = [
+                (kind, kernel, _runs_in(device, dtype)) for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)
+            ]
+            in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in signatures]
+            peaks = np.array([device.peak(dtype) for _, _, dtype in signatures], np.float64)[signature]
+            factors = [self.factors(device, o[2], kind) for o, kind in zip(signatures, in_layout, strict=True)]
+            share, memory, fixed, slope, least, most = np.array(factors)[signature].T
+            work, size = (graph.flops, graph.bytes_accessed) if device.is_cpu else (flops, accessed * fused)
+            compute, access = work / peaks, size / float(device.memory_bandwidth)
+            ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
+            copies = access * np.array([self._copies(device, *one) for one in signatures])[signature]
+            highest = np.array([self._sustained(device, dtype) for _, _, dtype in signatures])[signature]
+            share = np.minimum(share * ratio**slope, highest)
+            busy = (np.maximum(compute / share, access / memory) + copies) * 1e6
+            free = (work == 0) & (size == 0)
+            return np.where(free, 0.0, busy + np.maximum(fixed - device.overhead_us, 0.0))
+
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
-            for column, device in enumerate(cluster.devices):
-                signatures = [
-                    (kind, kernel, _runs_in(device, dtype))
-                    for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)
-                ]
-                in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in signatures]
-                peaks = np.array([device.peak(dtype) for _, _, dtype in signatures], np.float64)[signature]
-                factors = [self.factors(device, o[2], kind) for o, kind in zip(signatures, in_layout, strict=True)]
-                table = np.array(factors)[signature]
-                share, memory, fixed, slope, least, most = table.T
-                work, size = (graph.flops, graph.bytes_accessed) if device.is_cpu else (flops, accessed * fused)
-                compute, access = work / peaks, size / float(device.memory_bandwidth)
-                ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
-                copies = access * np.array([self._copies(device, *one) for one in signatures])[signature]
-                highest = np.array([self._sustained(device, dtype) for _, _, dtype in signatures])[signature]
-                share = np.minimum(share * ratio**slope, highest)
-                busy = (np.maximum(compute / share, access / memory) + copies) * 1e6
-                free = (work == 0) & (size == 0)
-                time[:, column] = np.where(free, 0.0, busy + np.maximum(fixed - device.overhead_us, 0.0))
-        return time
+            return of_devices(cluster, time_us)
 
     def _sustained(self, device: Device, dtype: str) -> float:
         """The largest share of the peak in a dtype that a device sustains for a whole step; inf if it isn't known."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs.cost_model import of_devices
 from placeto.problem.graph import ComputationGraph
 
 
@@ -27,14 +28,15 @@ class Roofline:
 
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """(N, D) float64, microseconds."""
-        time = np.empty((graph.num_ops, cluster.num_devices))
+
+        def time_us(device: Device) -> np.ndarray:
+            peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
+            peak = np.array([peaks[dtype] for dtype in graph.dtypes])
+            compute, access = graph.flops / peak, graph.bytes_accessed / device.memory_bandwidth
+            return np.maximum(compute, access) * 1e6
+
         with np.errstate(over="ignore"):  # problems refuse times that aren't finite
-            for column, device in enumerate(cluster.devices):
-                peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
-                peak = np.array([peaks[dtype] for dtype in graph.dtypes])
-                compute, access = graph.flops / peak, graph.bytes_accessed / device.memory_bandwidth
-                time[:, column] = np.maximum(compute, access) * 1e6
-        return time
+            return of_devices(cluster, time_us)
 
 
 ROOFLINE = Roofline()
