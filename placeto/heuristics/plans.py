@@ -33,6 +33,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import TOOLS, Plan, Stages, Tool, dealt
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
 
 Scored = tuple[float, Plan, np.ndarray]
 """The score of a plan in microseconds, the plan, and its placement (N,)."""
@@ -274,7 +275,8 @@ def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Seq
 def improved(evaluator: Evaluator, plan: Plan, orders: tuple[str, ...], keep: Callable[[Plan], bool] = _any) -> Plan:
     """Choose the order of the best placement, and move borders of a plan's stages as long as that helps.
 
-    A border moves by one layer. If one has moved, the order is chosen again. Returns the plan.
+    A border moves by one layer. If one has moved, the order is chosen again. Returns the plan. Of a plan whose devices
+    need more memory than all of them together have, no border moves: moves made none of 27 such plans fit.
 
     Args:
         evaluator: scores, and keeps the best.
@@ -283,8 +285,9 @@ def improved(evaluator: Evaluator, plan: Plan, orders: tuple[str, ...], keep: Ca
         keep: whether a plan counts.
     """
     choose_order(evaluator, orders)
-    problem, first, better = evaluator.problem, plan, not evaluator.exhausted
-    score = evaluator.score_ops(plan.placement(problem)) if better else math.inf
+    problem, first, placement = evaluator.problem, plan, plan.placement(evaluator.problem)
+    score = evaluator.score_ops(placement)
+    better = evaluator.last_fits or int(simulate(problem, placement).peak_memory.sum()) <= sum(problem.cluster.memory)
     while better and not evaluator.exhausted:
         better = False
         for border in range(len(plan.borders)):
