@@ -113,7 +113,7 @@ def test_state_agrees_with_the_simulator_after_any_search() -> None:
         )
         assert set(state.critical[: state.num_critical[0]].tolist()) == set(groups.group[tight].tolist())
         best = simulate(problem, state.best)
-        assert (state.score[2], state.score[3]) == (best.makespan_us, best.overflow)
+        assert (state.best_makespan[0], state.best_overflow[0]) == (best.makespan_us, best.overflow)
 
 
 def test_iterated_search_leaves_a_local_optimum() -> None:

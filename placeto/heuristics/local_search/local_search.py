@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
-from placeto.heuristics.local_search.search_loop import Log, search
+from placeto.heuristics.local_search.search_loop import Log, Stretch, search
 from placeto.heuristics.local_search.thread_pool import CALL, dismiss, new_batch, new_thread_pool
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.threads import pool, threads
@@ -60,7 +60,10 @@ class LocalSearch:
             best=np.zeros(problem.num_ops, np.int64),
             critical=np.zeros(groups, np.int64),
             num_critical=np.zeros(1, np.int64),
-            score=np.full(4, math.inf),
+            score=np.full(1, math.inf),
+            best_score=np.full(1, math.inf),
+            best_makespan=np.full(1, math.inf),
+            best_overflow=np.full(1, math.inf),
             pair=np.zeros((size, 2), np.int64),
             weight=np.zeros(size),
             num_pairs=np.zeros(1, np.int64),
@@ -92,7 +95,7 @@ class LocalSearch:
     def restart(self, start: np.ndarray) -> None:
         """Go on from another placement (G,) of groups. This takes one simulation."""
         self.state.device[:] = start
-        self._absorb(*self._search(1, 1, (0.0, 0.0), restart=True))
+        self._absorb(*self._search(Stretch(1, 1, (0.0, 0.0), restart=True)))
 
     def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
         """Search until the budget is spent, or `patience` is, or (with `hot` 0) `KNOWN` proposals in a row are known.
@@ -112,14 +115,14 @@ class LocalSearch:
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
             standing = self.score
             left = 1 << 60 if patience is None else patience - fruitless
-            simulated, logged = self._search(count, left, (hot * ratio**done, hot * ratio**until))
+            simulated, logged = self._search(Stretch(count, left, (hot * ratio**done, hot * ratio**until)))
             self._absorb(simulated, logged)
             fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
             self._chunks.took(count, evaluator.seconds - before)
 
-    def _search(self, count: int, patience: int, warmth: tuple[float, float], restart: bool = False) -> tuple[int, int]:
+    def _search(self, stretch: Stretch) -> tuple[int, int]:
         number = int(self._pool.control[CALL])
         run = partial(
             search,
@@ -129,14 +132,11 @@ class LocalSearch:
             self.rules,
             self._batch,
             self._pool,
-            restart,
-            count,
-            patience,
-            warmth,
+            stretch,
             self._log,
         )
         try:
-            for thread in range(1, self._threads if count > 1 else 1):
+            for thread in range(1, self._threads if stretch.simulations > 1 else 1):
                 pool("search", self._threads - 1).submit(run, thread, number)
             return run(0, number)
         finally:
@@ -144,4 +144,5 @@ class LocalSearch:
 
     def _absorb(self, simulations: int, logged: int) -> None:
         state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._log), strict=True))
-        self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)
+        us, overflow = float(state.best_makespan[0]), float(state.best_overflow[0])
+        self.evaluator.absorb(state.best, us, overflow, simulations, improvements)

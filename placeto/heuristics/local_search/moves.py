@@ -38,7 +38,10 @@ class State(NamedTuple):
     best: np.ndarray  # (N,) int64, device of each op in the best placement so far
     critical: np.ndarray  # (G,) int64, its first `num_critical[0]` entries are the critical groups
     num_critical: np.ndarray  # (1,) int64
-    score: np.ndarray  # (4,) penalised makespan of the current placement; of the best: this, makespan, overflow
+    score: np.ndarray  # (1,) float64, us, penalised makespan of the current placement
+    best_score: np.ndarray  # (1,) float64, us, penalised makespan of the best placement so far
+    best_makespan: np.ndarray  # (1,) float64, us
+    best_overflow: np.ndarray  # (1,) float64, its memory overflow; 0 = it fits
     pair: np.ndarray  # (C, 2) int64, moves that have a delta estimate: group and device
     weight: np.ndarray  # (C,) float64, odds of the moves in `pair`; the first `num_pairs[0]` entries of both are valid
     num_pairs: np.ndarray  # (1,) int64

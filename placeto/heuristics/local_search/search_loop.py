@@ -46,6 +46,17 @@ class Log(NamedTuple):
     overflow: np.ndarray  # float64, memory overflow of the new best placement
 
 
+class Stretch(NamedTuple):
+    """What a call of `search` is to do."""
+
+    simulations: int  # it makes at most this number
+    patience: int  # it ends after this number of proposals in a row, simulated or known, without an improvement
+    warmth: tuple[float, float]
+    """Share of the proposals that are to be accepted though worse, at the beginning and at the end; in between, it
+    falls geometrically. The temperature is adjusted to it. 0 accepts none."""
+    restart: bool = False  # the state's placement of groups is simulated first, and accepted
+
+
 @compiled()
 def search(
     flat: FlatProblems,
@@ -54,10 +65,7 @@ def search(
     rules: Rules,
     batch: Batch,
     pool: ThreadPool,
-    restart: bool,
-    simulations: int,
-    patience: int,
-    warmth: tuple[float, float],
+    stretch: Stretch,
     log: Log,
     thread: int,
     number: int,
@@ -71,11 +79,7 @@ def search(
         rules: how to propose and accept.
         batch: for proposals; its size has no influence on the result.
         pool: what its threads share.
-        restart: simulate the state's placement of groups first, and accept it.
-        simulations: make at most this number of simulations.
-        patience: end after this number of proposals in a row, simulated or known, without an improvement.
-        warmth: the share of the proposals that are to be accepted though worse, at the beginning and at the end; in
-            between the share falls geometrically. The temperature is adjusted to it. 0 accepts none.
+        stretch: what to do.
         log: the improvements are written into it.
         thread: number of this thread. Thread 0 runs the search. The others only take part in its batches, until the
             call of the search is over.
@@ -88,6 +92,7 @@ def search(
     # `asked`: thread with the schedule from which the pool is to make delta estimates; -1 = it is to simulate the batch
     zero: Any = np.int64(0)  # no literal, see `compiled`
     logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
+    simulations, patience, warmth, restart = stretch
     waits, stuck = zero > 0, False
     if thread == 0:
         if restart:
@@ -173,10 +178,10 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
 
     A placement that fits into memory is better than one that doesn't; otherwise the smaller score is better.
     """
-    fits, best_fits = overflow == 0.0, state.score[3] == 0.0
-    if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
+    fits, best_fits = overflow == 0.0, state.best_overflow[0] == 0.0
+    if (fits and not best_fits) or (fits == best_fits and score < state.best_score[0]):
         copy_into(state.best, state.placement)
-        state.score[1], state.score[2], state.score[3] = score, makespan, overflow
+        state.best_score[0], state.best_makespan[0], state.best_overflow[0] = score, makespan, overflow
         return True
     return False
 
