@@ -39,15 +39,18 @@ def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple
 
 
 def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
-    """Return the ways with whole blocks on devices: on all devices but CPUs, on half of them, and so on.
+    """Return the way with whole blocks on the fewest devices on which it fits; on the most if it fits on none.
 
-    The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
+    All devices but CPUs are tried, half of them, and so on. The blocks run one after the other in program order, as in
+    what `placeto export --format device-map` writes. So with more devices than are needed, the step is no faster.
     """
-    computing, steps = problem.cluster.computing, []
+    computing, steps = problem.cluster.computing, list[PlannedStep]()
     order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if d in computing]
-    for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
-        if count > len(layers(problem, False)):
-            continue
+    memory, resident = problem.cluster.memory[order], int(problem.resident_bytes.sum())
+    counts = [len(order) >> halved for halved in range(len(order).bit_length() - 1)][::-1]
+    for count in (each for each in counts if resident <= memory[:each].sum() or each == len(order)):
+        if count > len(layers(problem, False)) or any(step.fits for step in steps):
+            break
         plan = make_plan(problem, tuple((device,) for device in order[:count]))
         stage = plan.layers(problem).stage(plan.borders)
         try:
@@ -56,7 +59,7 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
             return []
         if len(np.unique(mapped.placement)) == count:
             result = _alone(mapped)
-            steps.append(planned(None, result, batch, result, "accelerate", mapped))
+            steps = [planned(None, result, batch, result, "accelerate", mapped)]
     return steps
 
 
