@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class PlacementProblem:
 
     def __post_init__(self) -> None:
         _check_types(self.graph, self.cluster, self.costs)
-        if self.dispatch not in ("", *DISPATCHES):
-            raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {self.dispatch!r}")
+        if self.dispatch:
+            _check_dispatch(self.dispatch)
         object.__setattr__(self, "dispatch", self.dispatch or self.cluster.dispatch)
         most = sum(self.graph.param_bytes.tolist()) + sum(self.graph.state_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
@@ -212,10 +212,11 @@ class PlacementProblem:
         Raises:
             ValueError: the dispatch is unknown.
         """
+        _check_dispatch(dispatch)
         if dispatch not in self._made:
-            self._made[dispatch] = made = replace(self, dispatch=dispatch)
-            shared = {name: vars(self)[name] for name in _SHARED if name in vars(self)}
-            vars(made).update(shared, _made=self._made)
+            self._made[dispatch] = made = object.__new__(PlacementProblem)  # all but the dispatch is checked already
+            shared = {name: vars(self)[name] for name in ("graph", "cluster", "costs", *_SHARED) if name in vars(self)}
+            vars(made).update(shared, dispatch=dispatch, _made=self._made)
         return self._made[dispatch]
 
     @cached_property
@@ -267,6 +268,11 @@ def check_problem(problem: object) -> None:
         raise TypeError(
             f"a PlacementProblem is needed, not {problem!r}: write PlacementProblem(graph, load_cluster('4xv100'))"
         )
+
+
+def _check_dispatch(dispatch: str) -> None:
+    if dispatch not in DISPATCHES:
+        raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {dispatch!r}")
 
 
 def _check_types(graph: object, cluster: object, costs: object) -> None:

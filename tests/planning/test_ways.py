@@ -260,15 +260,20 @@ def test_plans_for_torch_deal_micro_batches_evenly() -> None:
         assert step.kind == Kind.ONE or len(set(shares.tolist())) == 1
 
 
+def whole_modules(problem: PlacementProblem, memory: int) -> PlannedStep:
+    """The way in whole modules if each device has this memory."""
+    devices = tuple(replace(device, memory=memory) for device in problem.cluster.devices)
+    (step,) = single_ways.whole_modules(replace(problem, cluster=replace(problem.cluster, devices=devices)), BATCH)
+    return step
+
+
 def test_whole_modules_are_one_after_the_other(plans: Plans) -> None:
     """They are on the fewest devices on which they fit: with more, the step takes longer."""
     one, step = (next(step for step in plans.steps if step.kind == kind) for kind in (Kind.ONE, Kind.WHOLE))
     assert step.shape == "on 2 devices"
     problem = step.result.problem
     for shape, fits in (("on 4 devices", True), ("on 8 devices", True), ("on 8 devices", False)):
-        devices = tuple(replace(device, memory=step.used - 1) for device in problem.cluster.devices)
-        cluster = replace(problem.cluster, devices=devices)
-        (step,) = single_ways.whole_modules(replace(problem, cluster=cluster), BATCH)
+        step = whole_modules(problem, step.used - 1)
         assert (step.shape, step.fits) == (shape, fits)
         graph, placement = step.result.problem.graph, step.result.placement
         for layer in map(str, range(8)):
@@ -338,7 +343,9 @@ def test_tools_of_one_host_are_named_as_such(plans: Plans) -> None:
     for step in plans.steps:
         hosts = {device // 4 for device in step.result.placement.tolist()}
         assert step.only_on_one_host == (len(hosts) == 2 and step.run_by in ("accelerate", "placeto run"))
-    free = replace(plans, steps=tuple(sorted(plans.steps, key=lambda step: not step.only_on_one_host)))
+    on_two = next(step for step in plans.steps if step.kind == Kind.WHOLE)
+    on_four = whole_modules(on_two.result.problem, on_two.used - 1)
+    free = replace(plans, steps=(whole_modules(on_two.result.problem, on_four.used - 1), *plans.steps))
     assert free.best.only_on_one_host
     assert f" {free.best.run_by} runs on the devices of one host only; on several hosts " in free.advice()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,9 +33,18 @@ class ModuleStep:
     units: Units
     device: np.ndarray  # (U,) int64, the device of each unit; the last is the main device
     placement: np.ndarray  # (N,) int64, the device of each op
-    whole: Schedule  # of `placement`, by the problem's dispatch
-    in_order: Schedule  # of `placement`, in program order
     notes: tuple[str, ...]  # sentences: where it had to differ from the given placement, and why
+    problem: PlacementProblem
+
+    @cached_property
+    def whole(self) -> Schedule:
+        """The schedule of `placement`, by the problem's dispatch."""
+        return simulate(self.problem, self.placement)
+
+    @cached_property
+    def in_order(self) -> Schedule:
+        """The schedule of `placement`, in program order."""
+        return simulate(self.problem.under("list"), self.placement)
 
 
 def in_whole_modules(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> ModuleStep:
@@ -52,9 +62,7 @@ def in_whole_modules(schedule: Schedule, whole: Sequence[str] = (), module: nn.M
     problem = schedule.problem
     units = module_units(problem.graph, whole, module)
     device, notes = _devices(schedule, units)
-    placement = _of_ops(problem.graph, units, device)
-    in_order = PlacementProblem(problem.graph, problem.cluster, problem.costs, "list")
-    return ModuleStep(units, device, placement, simulate(problem, placement), simulate(in_order, placement), notes)
+    return ModuleStep(units, device, _of_ops(problem.graph, units, device), notes, problem)
 
 
 def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -102,7 +110,5 @@ def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.nda
     for op in graph.topological_order[::-1].tolist():  # inputs, which read nothing
         if placement[op] < 0:
             placement[op] = placement[graph.readers[op][0]] if graph.readers[op] else 0
-    for colour in np.unique(graph.colocation[graph.colocation >= 0]).tolist():
-        together = np.flatnonzero(graph.colocation == colour)
-        placement[together] = placement[together[0]]
-    return placement
+    _, first, colour = np.unique(graph.colocation, return_index=True, return_inverse=True)
+    return np.where(graph.colocation >= 0, placement[first][colour], placement)
