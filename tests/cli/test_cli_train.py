@@ -116,7 +116,7 @@ def test_a_resumed_run_says_if_its_learning_rate_jumps(tmp_path: Path, capsys: p
     save_graph(fork_of_chains(3, 2).graph, tmp_path / "g.json")
     given = "train", tmp_path / "g.json", "--cluster", "2xv100", "--out", tmp_path / "out", "--placer", "mlp"
     jumps = "--resume: the run was planned with --iterations 1, and now has {}. The learning rate follows the share"
-    for limit, now in (((), ""), (("--iterations", 2), "--iterations 2"), (("--minutes", 1), "--minutes 1")):
+    for limit, now in (((), ""), (("--iterations", 2), "--iterations 2"), (("--minutes", 0.01), "--minutes 0.01")):
         if not now:
             assert run(*given, "--iterations", 1) == 0
         capsys.readouterr()
