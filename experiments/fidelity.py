@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,6 +64,10 @@ class Fidelity:
     """of the placements"""
 
 
+Steps = dict[str, Callable[..., RealStep]]
+"""Name -> captures the step, given its name."""
+
+
 class Words(nn.Module):
     """A language model: embedding, a recurrent net or a transformer, and a classifier."""
 
@@ -76,7 +81,7 @@ class Words(nn.Module):
         return self.head(out[0] if isinstance(out, tuple) else out).flatten(0, 1)
 
 
-def steps_of_one_batch() -> list[RealStep]:
+def steps_of_one_batch() -> Steps:
     """Five models, with inputs at random."""
     torch.manual_seed(0)
     entropy = nn.functional.cross_entropy
@@ -97,15 +102,15 @@ def steps_of_one_batch() -> list[RealStep]:
 
     with filled():
         inception = inception_v3.training_step(inception_v3.Network(2, width=0.5))
-    return [
-        real_training(mlp, [torch.randn(64, 256)], entropy, targets=classes(64, 10), name="MLP"),
-        real_training(cnn, [torch.randn(16, 3, 32, 32)], entropy, targets=classes(16, 10), name="CNN"),
-        real_training(lstm, [torch.randint(1000, (16, 24))], entropy, targets=classes(384, 1000), name="LSTM"),
-        real_training(
-            transformer, [torch.randint(1000, (8, 64))], entropy, targets=classes(512, 1000), name="transformer"
+    return {
+        "MLP": partial(real_training, mlp, [torch.randn(64, 256)], entropy, targets=classes(64, 10)),
+        "CNN": partial(real_training, cnn, [torch.randn(16, 3, 32, 32)], entropy, targets=classes(16, 10)),
+        "LSTM": partial(real_training, lstm, [torch.randint(1000, (16, 24))], entropy, targets=classes(384, 1000)),
+        "transformer": partial(
+            real_training, transformer, [torch.randint(1000, (8, 64))], entropy, targets=classes(512, 1000)
         ),
-        real_training(*inception[:2], inception.loss, targets=inception.targets, name="inception_v3"),
-    ]
+        "inception_v3": partial(real_training, *inception[:2], inception.loss, targets=inception.targets),
+    }
 
 
 class Towers(nn.Module):
@@ -122,14 +127,14 @@ class Towers(nn.Module):
         return self.towers[0](x) + self.towers[1](x)
 
 
-def all_steps() -> list[RealStep]:
+def all_steps() -> Steps:
     """Towers, five more models, and two models in four micro-batches."""
     torch.manual_seed(0)
-    towers = real_training(Towers(), [torch.randn(256, 512)], lambda y: y.square().mean(), name="towers")
-    return [towers, *steps_of_one_batch(), *steps_in_micro_batches()]
+    towers = partial(real_training, Towers(), [torch.randn(256, 512)], lambda y: y.square().mean())
+    return {"towers": towers, **steps_of_one_batch(), **steps_in_micro_batches()}
 
 
-def steps_in_micro_batches() -> list[RealStep]:
+def steps_in_micro_batches() -> Steps:
     """A transformer and an MLP whose batch is split into four."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
@@ -141,13 +146,11 @@ def steps_in_micro_batches() -> list[RealStep]:
     def entropy(output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output, target.flatten())
 
-    return [
-        real_training(model, [inputs], entropy, targets=[targets], micro_batches=4, name=f"{name}, 4 micro-batches")
-        for name, model, inputs, targets in (
-            ("transformer", transformer, words, following),
-            ("MLP", mlp, features, labels),
-        )
-    ]
+    split = partial(real_training, micro_batches=4)
+    return {
+        "transformer, 4 micro-batches": partial(split, transformer, [words], entropy, targets=[following]),
+        "MLP, 4 micro-batches": partial(split, mlp, [features], entropy, targets=[labels]),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +277,8 @@ def picture(found: Sequence[Measurement]) -> Figure:
 def main(config: Fidelity) -> None:
     """Print the table, draw the picture."""
     devices = open_devices(["cpu:0", "cpu:1"])
-    steps = {step.name: step for step in all_steps() if not config.models or step.name in config.models}
+    known = all_steps()
+    steps = {name: known[name](name=name) for name in known if not config.models or name in config.models}
     found = list(
         measure_cells(steps, lambda name: measure(steps[name], devices, config), "running placements").values()
     )

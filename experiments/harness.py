@@ -102,7 +102,7 @@ def measure_cells(
         workers: processes of one thread each; 1 is this process, None is one for each core.
         file: where the row of a cell is kept as JSON. What is there is not measured again.
     """
-    order = list(cells)
+    order = list(dict.fromkeys(cells))  # each once
     kept = {cell: file(cell) for cell in order} if file is not None else {}
     found = {cell: json.loads(path.read_text()) for cell, path in kept.items() if path.is_file()}
     missing = [cell for cell in order if cell not in found]

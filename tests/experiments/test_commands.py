@@ -3,6 +3,7 @@
 import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,24 @@ from placeto.problem.graph import save_graph
 from tests.toys import fork_of_chains
 
 GRAPH = "--graphs ptb:validation:7"
-SMALL = "--families ptb --processes 1 --out runs/x"
+SMALL = "--families small --processes 1 --out runs/x"
+FAMILIES = """
+from random import Random
+from placeto.problem.graph import ComputationGraph
+
+class Family:
+    name, description, splits = "small", "random graphs of 12 ops", {"train": 2, "validation": 1, "test": 2}
+
+    def load(self, split, index):
+        random, ops = Random(f"{split} {index}"), []
+        for i in range(12):
+            inputs = [[f"op{random.randrange(max(i - 3, 0), i)}", 0]] if i else []
+            time = {"*": random.uniform(100.0, 900.0)}
+            ops.append({"name": f"op{i}", "type": "mm", "inputs": inputs, "outputs": [1000], "time_us": time})
+        return ComputationGraph.from_ops(f"{split}{index}", ops)
+
+FAMILIES = {"small": Family()}
+"""
 SLOW = {
     "architectures",
     "equal_budgets",
@@ -30,23 +48,23 @@ COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
     "checkpoint_prices": ("--out runs/x --layers 2", "| selective | "),
     "constructive": (
-        "--families ptb --clusters 2xv100 --graphs 3 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
-        "| ptb, 2xv100, 1 rounds |",
+        "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
+        "| small, 2xv100, 1 rounds |",
     ),
     "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
     "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
     "headline": (
-        "--out runs/x --cells runs/cells --models ptb --clusters 2xv100 --placers expert 'one device' --families ptb "
+        "--out runs/x --cells runs/cells --models ptb --clusters 2xv100 --placers expert 'one device' --families small "
         "--count 1 --split validation --placements 40 --seeds 1 --workers 1",
         "0 missing",
     ),
     "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
     "mixture": (
-        "--out runs/x --graphs ptb:2 --validation ptb:1 --presets 2xv100 --random-clusters 1 --first 1 --iterations 2 "
-        "--families ptb --clusters 2xv100 --count 2",
-        "| ptb, 2xv100, 3 rounds |",
+        "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 --first 1 "
+        "--iterations 2 --families small --clusters 2xv100 --count 2",
+        "| small, 2xv100, 3 rounds |",
     ),
     "models_in_micro_batches": (
         "--out runs/x --models U-net --clusters 4xv100 --simulations 20 --workers 1",
@@ -54,16 +72,16 @@ COMMANDS = {
     ),
     "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
     "paper_departures": (
-        "--families ptb --clusters 2xv100 --changes unchanged 'loads of devices' --steps 2 --episodes 2 --seeds 2 "
+        "--families small --clusters 2xv100 --changes unchanged 'loads of devices' --steps 2 --episodes 2 --seeds 2 "
         "--count 2 --out runs/x",
-        "| ptb, 2xv100, loads of devices |",
+        "| small, 2xv100, loads of devices |",
     ),
     "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
     "plan_ranks": ("--out runs/x --models U-net --clusters 4xv100 --micro-batches 4", "| U-net | 4xv100 | 4 | 0.00 |"),
     "recipes": (
-        "--out runs/x --graphs ptb:2 --validation ptb:1 --presets 2xv100 --random-clusters 1 --training.iterations 2 "
-        "--training.validate-every 1 --training.learning.graphs 2 --training.learning.supervised-moves 3 "
-        "--training.learning.labels 4 --training.learning.replay 20",
+        "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 "
+        "--training.iterations 2 --training.validate-every 1 --training.learning.graphs 2 "
+        "--training.learning.supervised-moves 3 --training.learning.labels 4 --training.learning.replay 20",
         "pretrained.safetensors: 0.",
     ),
     "short_memory": (
@@ -77,9 +95,10 @@ LAYER = "forward_compute_time=10.0, backward_compute_time=20.0, activation_size=
 
 
 @pytest.fixture(autouse=True)
-def _inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder has a graph, and one of another program."""
+def _inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adds: Callable[..., None]) -> None:
+    """The current folder has a graph, and one of another program; a family of small graphs is installed."""
     monkeypatch.chdir(tmp_path)
+    adds("placeto.families", "ours = ours:FAMILIES", FAMILIES)
     save_graph(fork_of_chains(4, 6).graph, "fork.json")
     nodes, arcs = [f"node{k} -- Linear -- {LAYER}" for k in range(6)], [f"\tnode0 -- node{k}" for k in range(1, 6)]
     Path("graphs").mkdir()
