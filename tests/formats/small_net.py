@@ -16,11 +16,11 @@ class Block(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """A model that computes its loss itself, as those of transformers do."""
+    """A model that computes its loss itself, and has a parallel plan, as those of transformers."""
 
-    def __init__(self, layers: nn.Module) -> None:
+    def __init__(self, layers: nn.Module, plan: Any) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers, self.tp_plan = layers, plan
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.layers(x)
@@ -28,8 +28,8 @@ class WithLoss(nn.Module):
 
 
 def with_loss() -> tuple[Any, ...]:
-    blocks, (x,), _, (targets,), _ = net()
-    return WithLoss(blocks), {"x": x, "labels": targets}
+    blocks, (x,), _, (targets,), plan = net()
+    return WithLoss(blocks, {f"layers.{path}": style for path, style in plan.items()}), {"x": x, "labels": targets}
 
 
 def net(layers: int = 3) -> tuple[Any, ...]:

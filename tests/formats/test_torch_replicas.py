@@ -2,14 +2,17 @@
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from placeto.errors import PlanError, RunError
+from placeto.errors import PlanError
+from placeto.formats.exports import torch_replicas_run
 from placeto.formats.exports.torch_replicas import replicas_of, save_torch_replicas
 from placeto.formats.plan import PlanFile, save_plan
 from placeto.problem.cluster import load_cluster
@@ -32,11 +35,10 @@ def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recom
 @pytest.mark.parametrize(
     ("planned", "factory"),
     [
-        (way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("1",)), NET),
+        (way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("layers.1",)), NET.replace(":net", ":with_loss")),
         (way([[0, 1, 2], [3]], sharding=1, recomputed=("0", "2")), NET),
-        (way([[0, 2], [1, 3]], sharding=3, recomputed=("layers.0",)), NET.replace(":net", ":with_loss")),
     ],
-    ids=["FSDP of groups", "ZeRO", "own loss"],
+    ids=["FSDP of groups, own loss and plan", "ZeRO"],
 )
 def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str, tmp_path: Path) -> None:
     ranks = save_torch_replicas(planned, tmp_path / "made", factory)
@@ -52,11 +54,17 @@ def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str,
     assert len({one for one, _ in losses}) == 3, "it learns"
 
 
-@pytest.mark.slow
-def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
-    save_torch_replicas(replace(way([[0, 1]]), batch=32), tmp_path / "made", NET)
-    with pytest.raises(RunError, match="the plan is for a batch of 32 in 2 micro-batches, not of 16"):
-        torchrun(tmp_path / "made", open_devices(["cpu:0"]), 1)
+def test_a_batch_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_torch_replicas(replace(way([[0, 1]]), batch=32), tmp_path, NET)
+    for name, value in {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu"])
+    monkeypatch.setattr(torch_replicas_run, "HERE", tmp_path)
+    try:
+        with pytest.raises(SystemExit, match="the plan is for a batch of 32 in 2 micro-batches, not of 16"):
+            torch_replicas_run.main()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_folder_needs_no_placeto(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
