@@ -47,7 +47,6 @@ def only_compile(step: Any, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("by_python", [False, True])
-@pytest.mark.parametrize("use", [call, count_bytes, fail, only_compile])
 @pytest.mark.parametrize(
     ("make", "how"),
     [
@@ -58,12 +57,9 @@ def only_compile(step: Any, x: torch.Tensor) -> None:
     ],
 )
 def test_it_is_freed_with_its_last_reference(
-    make: Callable[[], nn.Module],
-    how: dict[str, Any],
-    use: Callable[[Any, torch.Tensor], None],
-    by_python: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], nn.Module], how: dict[str, Any], by_python: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each step while its module lives, and the module after all of them."""
     if by_python:  # as on GPUs
         monkeypatch.setattr(placed, "executable", Program.compile)
     module, x, before = make(), torch.randn(4, 16), threads_of_devices()
@@ -71,16 +67,20 @@ def test_it_is_freed_with_its_last_reference(
     gc.collect()  # what the capture leaves
     gc.disable()
     try:
-        step = result.compile(devices=["cpu:0", "cpu:1"])
-        use(step, x)
-        assert threads_of_devices() == before + 2 * (use in (call, count_bytes))
-        kept = [ref(step), ref(step.step), ref(module), *map(ref, module.parameters())]
+        for use in (only_compile, call, count_bytes, fail):
+            step = result.compile(devices=["cpu:0", "cpu:1"])
+            use(step, x)
+            assert threads_of_devices() == before + 2 * (use in (call, count_bytes))
+            kept = [ref(step), ref(step.step)]
+            del step
+            assert [one() for one in kept if one() is not None] == [], use
+            until = time.monotonic() + 10.0
+            while threads_of_devices() > before and time.monotonic() < until:
+                time.sleep(0.01)
+            assert threads_of_devices() == before, use
+        kept = [ref(module), *map(ref, module.parameters())]
         kept += [ref(p.grad) for p in module.parameters() if p.grad is not None]
-        del step, result, module
+        del result, module
         assert [one() for one in kept if one() is not None] == []
-        until = time.monotonic() + 10.0
-        while threads_of_devices() > before and time.monotonic() < until:
-            time.sleep(0.01)
-        assert threads_of_devices() == before
     finally:
         gc.enable()

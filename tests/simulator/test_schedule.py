@@ -33,7 +33,7 @@ ALL_MODES = [(transfers, link, False) for transfers, link in [*MODES, ("unicast"
 ]
 
 
-@pytest.mark.parametrize("graphs", [2, pytest.param(5, marks=pytest.mark.slow)])  # each mode sees 16 times as many
+@pytest.mark.parametrize("graphs", [2, pytest.param(3, marks=pytest.mark.slow)])  # each mode sees 16 times as many
 @pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize(("transfers", "link", "shared"), ALL_MODES)
 @settings(max_examples=16, deadline=None)
@@ -42,7 +42,7 @@ def test_equals_the_plain_reference(
     transfers: str, link: str, shared: bool, dispatch: str, graphs: int, seed: int
 ) -> None:
     """To the bit, but slack, whose sums the reference adds up in another order."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([graphs, seed])  # so that the slow ones are others
     for _ in range(graphs):
         problem, placement = random_problem(rng, transfers, link, dispatch, shared)
         schedule, expected = simulate(problem, placement), reference(problem, placement)
