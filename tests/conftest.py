@@ -12,7 +12,7 @@ import torch
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
 from tests.command_line import NET, OPS
-from tests.packages import adds  # noqa: F401 - a fixture
+from tests.packages import adds, small_family  # noqa: F401 - fixtures
 
 set_threads(1, 1)
 

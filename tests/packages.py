@@ -13,6 +13,24 @@ from placeto.policies import external
 
 REWARDS = rewards._others, rewards.find_reward, rewards.find_placement_reward
 
+SMALL_FAMILY = """
+from random import Random
+from placeto.problem.graph import ComputationGraph
+
+class Family:
+    name, description, splits = "small", "random graphs of 12 ops", {"train": 2, "validation": 1, "test": 2}
+
+    def load(self, split, index):
+        random, ops = Random(f"{split} {index}"), []
+        for i in range(12):
+            inputs = [[f"op{random.randrange(max(i - 3, 0), i)}", 0]] if i else []
+            time = {"*": random.uniform(100.0, 900.0)}
+            ops.append({"name": f"op{i}", "type": "mm", "inputs": inputs, "outputs": [1000], "time_us": time})
+        return ComputationGraph.from_ops(f"{split}{index}", ops)
+
+FAMILIES = {"small": Family()}
+"""
+
 
 def forget() -> None:
     """What was found out of installed packages."""
@@ -37,3 +55,9 @@ def adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     yield add
     forget()
     sys.modules.pop("ours", None)
+
+
+@pytest.fixture
+def small_family(adds: Callable[..., None]) -> None:
+    """A package with the family `small` is installed."""
+    adds("placeto.families", "ours = ours:FAMILIES", SMALL_FAMILY)

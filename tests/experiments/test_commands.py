@@ -3,7 +3,6 @@
 import runpy
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,23 +12,6 @@ from tests.toys import fork_of_chains
 
 GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families small --processes 1 --out runs/x"
-FAMILIES = """
-from random import Random
-from placeto.problem.graph import ComputationGraph
-
-class Family:
-    name, description, splits = "small", "random graphs of 12 ops", {"train": 2, "validation": 1, "test": 2}
-
-    def load(self, split, index):
-        random, ops = Random(f"{split} {index}"), []
-        for i in range(12):
-            inputs = [[f"op{random.randrange(max(i - 3, 0), i)}", 0]] if i else []
-            time = {"*": random.uniform(100.0, 900.0)}
-            ops.append({"name": f"op{i}", "type": "mm", "inputs": inputs, "outputs": [1000], "time_us": time})
-        return ComputationGraph.from_ops(f"{split}{index}", ops)
-
-FAMILIES = {"small": Family()}
-"""
 SLOW = {
     "architectures",
     "equal_budgets",
@@ -95,10 +77,9 @@ LAYER = "forward_compute_time=10.0, backward_compute_time=20.0, activation_size=
 
 
 @pytest.fixture(autouse=True)
-def _inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adds: Callable[..., None]) -> None:
-    """The current folder has a graph, and one of another program; a family of small graphs is installed."""
+def _inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_family: None) -> None:
+    """The current folder has a graph, and one of another program."""
     monkeypatch.chdir(tmp_path)
-    adds("placeto.families", "ours = ours:FAMILIES", FAMILIES)
     save_graph(fork_of_chains(4, 6).graph, "fork.json")
     nodes, arcs = [f"node{k} -- Linear -- {LAYER}" for k in range(6)], [f"\tnode0 -- node{k}" for k in range(1, 6)]
     Path("graphs").mkdir()
