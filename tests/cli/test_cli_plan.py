@@ -230,11 +230,11 @@ def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFix
 def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where only checkpoints let the model fit. Parameters in 16 bits are named in the first line."""
     pytest.importorskip("transformers")
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2}
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
     Path("config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "dtype": "bfloat16", **small}))
     cluster, given = load_cluster("2xv100"), ("config.json", "--cluster", "tight.json", "--batch", "2")
     answers = []
-    for memory in (30_000_000, 1_700_000, 1_000_000):
+    for memory in (30_000_000, 2_000_000, 1_000_000):
         devices = tuple(replace(device, memory=memory) for device in cluster.devices)
         save_cluster(replace(cluster, name="tight", devices=devices), "tight.json")
         assert run("fits", *given, "--length", "256") == 0

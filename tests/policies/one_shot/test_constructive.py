@@ -93,8 +93,8 @@ def test_places_unseen_graphs_at_their_optimum_and_untrained_it_does_not() -> No
     state = made.initial_state()
     optimum = np.array([1 / 4, 1 / 3])
     assert (made.validate(state).end > 1.5 * optimum).all()
-    for iteration in range(100):
-        made.iterate(state, iteration / 100)
+    for iteration in range(50):
+        made.iterate(state, iteration / 50)
     np.testing.assert_allclose(made.validate(state).end, optimum, rtol=1e-6)
 
 
