@@ -17,6 +17,12 @@ from tests.packages import adds, small_family  # noqa: F401 - fixtures
 set_threads(1, 1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First comes what compiles most kernels, and for the other process what needs none: none is compiled twice."""
+    first = "tests/test_frozen.py", "tests/graphs/", ""
+    items.sort(key=lambda item: next(place for place, path in enumerate(first) if item.nodeid.startswith(path)))
+
+
 def pytest_collection_finish() -> None:
     """What is imported lives to the end: Python need not look through it each time that it collects garbage."""
     gc.freeze()
