@@ -18,8 +18,9 @@ set_threads(1, 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First comes what compiles most kernels, and for the other process what needs none: none is compiled twice."""
-    first = "tests/test_frozen.py", "tests/graphs/", ""
+    """First comes what compiles most kernels, then what needs none: so few are compiled by both processes."""
+    none = "tests/graphs/", "tests/capture/test_zoo.py", "tests/formats/test_torch_replicas.py"
+    first = "tests/test_frozen.py", *none, ""
     items.sort(key=lambda item: next(place for place, path in enumerate(first) if item.nodeid.startswith(path)))
 
 
