@@ -22,12 +22,11 @@ def test_runs_are_of_the_training_graphs_and_disjoint_from_the_test_graphs() -> 
 
 @pytest.mark.slow
 def test_one_command_makes_table_and_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small_family: None
 ) -> None:
-    monkeypatch.setattr("experiments.paper_learning.split_size", lambda family, split: 2)
     config = PaperLearningConfig(
         out=tmp_path,
-        families=("ptb",),
+        families=("small",),
         clusters=("2xv100",),
         steps=2,
         own_steps=1,
@@ -38,7 +37,7 @@ def test_one_command_makes_table_and_picture(
     )
     main(config)
     printed = capsys.readouterr().out
-    (line,) = (line for line in printed.splitlines() if line.startswith("| ptb, 2xv100 | "))
+    (line,) = (line for line in printed.splitlines() if line.startswith("| small, 2xv100 | "))
     assert 0.3 < float(line.split(" | ")[1].split(" ")[0]) < 3.0  # of one device, after a blink of training
     assert (tmp_path / "paper_learning.png").stat().st_size > 10_000
     assert printed in (tmp_path / "paper_learning.md").read_text() + "\n"
