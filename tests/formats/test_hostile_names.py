@@ -6,6 +6,7 @@ import subprocess
 import unicodedata
 from contextlib import chdir
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,12 +35,17 @@ HOSTILE = (
     "\x1b[2K\x00\u202ename",
     "</script><script>ran</script>",
 )
-PLANNED = planned(captured(chain(8)), [(0,), (1,)])
+
+
+@cache
+def plain() -> Schedule:
+    """A plan with names that do no harm."""
+    return planned(captured(chain(8)), [(0,), (1,)])
 
 
 def named(name: str) -> Schedule:
     """A plan whose graph, devices and modules have a name in theirs."""
-    graph, cluster, plan = PLANNED.problem.graph, PLANNED.problem.cluster, PLANNED.plan
+    graph, cluster, plan = plain().problem.graph, plain().problem.cluster, plain().plan
     assert plan is not None
     modules = tuple(f"{name.replace('.', ' ')}.{path}" if path.isdigit() else path for path in graph.modules)
     devices = tuple(replace(device, name=f"{name}{device.name}") for device in cluster.devices)
@@ -84,6 +90,6 @@ def test_python_reads_names_as_names(name: str) -> None:
 def test_pages_and_pictures_spell_names_out(name: str) -> None:
     schedule = named(name)
     page = report_page(schedule, name)
-    assert page.count("<script") == report_page(PLANNED, "model").count("<script")
+    assert page.count("<script") == report_page(plain(), "model").count("<script")
     for text in (page, modules_dot(schedule)):
         assert not {unicodedata.category(c) for c in text.replace("\n", "")} & {"Cc", "Cf", "Cs", "Zl", "Zp"}

@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -165,20 +165,33 @@ def test_exo_reads_half_open_intervals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "made", "told"),
+    ("tool", "make", "told"),
     [
-        ("megatron", turns([(0,), (1,), (0,)]), "don't go over the devices in the same order"),
-        ("megatron", turns([(0,), (1,), (0,), (1,)], 3), "that the 2 devices of a pipeline divide, not 3"),
-        ("vllm", turns([(0,), (1,), (0,), (1,)]), "gpu:0 has layers 0 to 1 and layers 4 to 5; vLLM needs contiguous"),
-        ("vllm", parts([0, 1, 0], ["body.h.0", "body.h.5"]), "gpu:0 has what comes before layer 0 and layer 5; vLLM"),
-        ("exo", parts([0, 1, 0], ["body.h.2", "norm"]), "gpu:0 has layers 0 to 1 and what comes behind layer 5; exo"),
-        ("llama.cpp", turns([(0,), (1,), (0,), (1,)]), "llama.cpp needs contiguous layers"),
-        ("llama.cpp", turns([(0, 1), (2, 3)]), "has 2 replicas, llama.cpp runs one copy"),
-        ("exo", parts([0, 1], ["norm"]), "gpu:1 has no layer, which exo can't do"),
-        ("llama.cpp", parts([0, 1], ["body.h.0"]), "gpu:0 has no layer, which llama.cpp can't do"),
+        ("megatron", lambda: turns([(0,), (1,), (0,)]), "don't go over the devices in the same order"),
+        ("megatron", lambda: turns([(0,), (1,), (0,), (1,)], 3), "that the 2 devices of a pipeline divide, not 3"),
+        (
+            "vllm",
+            lambda: turns([(0,), (1,), (0,), (1,)]),
+            "gpu:0 has layers 0 to 1 and layers 4 to 5; vLLM needs contiguous",
+        ),
+        (
+            "vllm",
+            lambda: parts([0, 1, 0], ["body.h.0", "body.h.5"]),
+            "gpu:0 has what comes before layer 0 and layer 5; vLLM",
+        ),
+        (
+            "exo",
+            lambda: parts([0, 1, 0], ["body.h.2", "norm"]),
+            "gpu:0 has layers 0 to 1 and what comes behind layer 5; exo",
+        ),
+        ("llama.cpp", lambda: turns([(0,), (1,), (0,), (1,)]), "llama.cpp needs contiguous layers"),
+        ("llama.cpp", lambda: turns([(0, 1), (2, 3)]), "has 2 replicas, llama.cpp runs one copy"),
+        ("exo", lambda: parts([0, 1], ["norm"]), "gpu:1 has no layer, which exo can't do"),
+        ("llama.cpp", lambda: parts([0, 1], ["body.h.0"]), "gpu:0 has no layer, which llama.cpp can't do"),
     ],
 )
-def test_what_a_tool_can_not_do_is_refused_in_a_sentence(tool: str, made: WholeLayers, told: str) -> None:
+def test_what_a_tool_can_not_do_is_refused_in_a_sentence(tool: str, make: Callable[[], WholeLayers], told: str) -> None:
+    made = make()
     with pytest.raises(PlacementError) as caught:
         LAYER_TOOLS[tool](made, None)
     assert told in str(caught.value)
