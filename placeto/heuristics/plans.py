@@ -275,8 +275,8 @@ def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Seq
 def improved(evaluator: Evaluator, plan: Plan, orders: tuple[str, ...], keep: Callable[[Plan], bool] = _any) -> Plan:
     """Choose the order of the best placement, and move borders of a plan's stages as long as that helps.
 
-    A border moves by one layer. If one has moved, the order is chosen again. Returns the plan. Of a plan whose devices
-    need more memory than all of them together have, no border moves: moves made none of 27 such plans fit.
+    A border moves by one layer. If one has moved, the order is chosen again. Returns the plan. No border moves if the
+    devices need more memory than they have together: moves made none of 27 such plans fit.
 
     Args:
         evaluator: scores, and keeps the best.
@@ -290,13 +290,11 @@ def improved(evaluator: Evaluator, plan: Plan, orders: tuple[str, ...], keep: Ca
     better = evaluator.last_fits or int(simulate(problem, placement).peak_memory.sum()) <= sum(problem.cluster.memory)
     while better and not evaluator.exhausted:
         better = False
-        for border in range(len(plan.borders)):
-            for step in (-1, 1):
-                moved = plan.moved(border, step)
-                if moved is None or not keep(moved):
-                    continue
-                if (after := evaluator.score_plan(moved, moved.placement(problem))) < score:
-                    plan, score, better = moved, after, True
+        for border, step in itertools.product(range(len(plan.borders)), (-1, 1)):
+            if (moved := plan.moved(border, step)) is None or not keep(moved):
+                continue
+            if (after := evaluator.score_plan(moved, moved.placement(problem))) < score:
+                plan, score, better = moved, after, True
     if plan != first:
         choose_order(evaluator, orders)
     return plan

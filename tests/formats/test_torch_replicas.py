@@ -36,9 +36,10 @@ def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recom
     ("planned", "factory"),
     [
         (way([[0, 2], [1, 3]], sharding=3, width=2, recomputed=("layers.1",)), NET.replace(":net", ":with_loss")),
+        (way([[0, 2], [1, 3]], sharding=3, recomputed=("1",)), NET),
         (way([[0, 1, 2], [3]], sharding=1, recomputed=("0", "2")), NET),
     ],
-    ids=["FSDP of groups, own loss and plan", "ZeRO"],
+    ids=["FSDP of groups, own loss and plan", "FSDP", "ZeRO"],
 )
 def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str, tmp_path: Path) -> None:
     ranks = save_torch_replicas(planned, tmp_path / "made", factory)
