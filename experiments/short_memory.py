@@ -213,7 +213,7 @@ def _random(problem_of: ProblemOf, step: PlannedStep | None, batch: int, free_us
         other = replace(plan, recomputed=tuple(costs.paths[block] for block in blocks), chunks=())
         if len(plan.devices) > 1:
             chunks, on = (
-                by_chunks(problem, costs, other, problem.cluster.memory.astype(float)).chunks,
+                by_chunks(problem, costs, other, problem.cluster.memory.astype(float))[0].chunks,
                 other.step(problem),
             )
             drawn += in_order(problem, other, batch, None, _any, order_of_ops(on, other, chunks, costs.joined(other)))

@@ -36,7 +36,11 @@ _ENDS, _ARRIVES, _IDLE = range(3)
 
 
 def bounded_orders(
-    problem: PlacementProblem, placement: np.ndarray, defer: bool = True, falling: bool = False
+    problem: PlacementProblem,
+    placement: np.ndarray,
+    defer: bool = True,
+    falling: bool = False,
+    held: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield orders (N,) of all ops for a placement (N,).
 
@@ -53,7 +57,8 @@ def bounded_orders(
     orders of the least bound.
 
     If the bounds are `falling`, that of a chunk is the number of chunks from it to the end, as in 1F1B. There is then
-    one order, or none if a device has several chunks of a micro-batch.
+    one order, or none if a device has several chunks of a micro-batch. If the number of chunks that each device may
+    hold is given, `held` (D,), there are only the orders with these bounds.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -93,6 +98,8 @@ def bounded_orders(
         to_end = np.zeros(devices, np.int64)
         np.maximum.at(to_end, of_device, width - names[begun] % (int(owner.max()) + 1))
         bounds = [to_end] if chunks_each.max() == 1 else []
+    if held is not None:
+        bounds = [held]
     for bound in bounds:
         for rule in rules:
             rank = np.append(
@@ -101,7 +108,7 @@ def bounded_orders(
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound))
             order = order[order < len(place)]
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
-    if falling or not defer:
+    if falling or not defer or held is not None:
         return
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     chunks = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))

@@ -9,10 +9,11 @@ Legend: N ops, L layers, D devices, P stages, R replicas of a stage, M micro-bat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.problem.costs import ROOFLINE
+from placeto.problem.costs.roofline import Roofline
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import BACKWARD_PASSES, GRADIENT, NO_MICRO_BATCH
@@ -28,12 +29,19 @@ _NAME = "stage {}, part {}, micro-batch {}"
 """The name of the op that a chunk is."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Costs(Roofline):
+    """Of chunks, which are many ops each."""
+
+    later_us: np.ndarray  # (N,) us in which the host launches all but the first of each chunk's ops
+
+
 class _Chunks:
     """Collects the columns of a graph of chunks."""
 
     def __init__(self) -> None:
         self.name, self.device, self.micro_batch, self.part = list[str](), list[int](), list[int](), list[str]()
-        self.us, self.resident = list[float](), list[int]()
+        self.us, self.launching_us, self.resident = list[float](), list[float](), list[int]()
         self.kind, self.gradient_of = list[str](), list[str]()
         self.size, self.output_ptr = list[int](), [0]
         self.reader, self.producer, self.output = list[int](), list[int](), list[int]()  # of each edge
@@ -49,15 +57,16 @@ class _Chunks:
         resident: int = 0,
         kind: str = "chunk",
         gradient_of: str = "",
-        name: str = "",
+        launching_us: float = 0.0,
     ) -> int:
-        """Add an op, and return its number, which is its name if it has no other."""
+        """Add an op, and return its number, which is its name unless it gets another one."""
         number = len(self.device)
-        self.name.append(name or str(number))
+        self.name.append(str(number))
         self.device.append(device)
         self.micro_batch.append(micro_batch)
         self.part.append(part)
         self.us.append(us)
+        self.launching_us.append(launching_us)
         self.resident.append(resident)
         self.kind.append(kind)
         self.gradient_of.append(gradient_of)
@@ -95,7 +104,8 @@ class _Chunks:
             micro_batches=np.array(self.micro_batch, np.int64),
             gradient_of=tuple(self.gradient_of),
         )
-        return PlacementProblem(graph, like.cluster, ROOFLINE, like.dispatch), device
+        later = np.maximum(np.array(self.launching_us) - like.cluster.launch_us[device], 0.0)
+        return PlacementProblem(graph, like.cluster, _Costs(later), like.dispatch), device
 
 
 def chunk_problem(
@@ -114,7 +124,10 @@ def chunk_problem(
     costs = costs or layer_costs(problem, plan.whole)
     cut, chunks = layers(problem, plan.whole), _Chunks()
     starts, ends = (0, *plan.borders), (*plan.borders, plan.num_layers)
-    busy = np.stack([costs.busy_us[:, first:end].sum(axis=1) for first, end in zip(starts, ends, strict=True)], axis=1)
+    busy, launching = (
+        np.stack([us[:, first:end].sum(axis=1) for first, end in zip(starts, ends, strict=True)], axis=1)
+        for us in (costs.busy_us, costs.launching_us)
+    )
     outputs, sources = _between_stages(costs, np.searchsorted(plan.borders, np.arange(plan.num_layers), "right"))
     ops: dict[tuple[Part, int], list[int]] = {}  # of each part of a stage, and micro-batch
     for stage, (first, end) in enumerate(zip(starts, ends, strict=True)):
@@ -133,9 +146,10 @@ def chunk_problem(
                 at = NO_MICRO_BATCH if maker.kind == SHARED else micro_batch
                 inputs += [(op, output) for op in ops.get((maker, at), ()) if at >= 0 or chunks.device[op] != device]
             sizes = [*outputs.get(part, ()), *beside]
-            us = float(busy[part.kind, part.layer, device])
-            name = _NAME.format(part.layer, part.kind, micro_batch)
-            own.append(chunks.add(device, us, inputs, sizes, _PASS[part.kind], micro_batch, name=name))
+            us, launches_us = (float(each[part.kind, part.layer, device]) for each in (busy, launching))
+            chunk = chunks.add(device, us, inputs, sizes, _PASS[part.kind], micro_batch, launching_us=launches_us)
+            chunks.name[chunk] = _NAME.format(part.layer, part.kind, micro_batch)
+            own.append(chunk)
             ops[part, micro_batch] = own[-1:]
         return own
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +27,13 @@ from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCost
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import block_of, recomputable, recomputed
+from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import Schedule, simulate
 
 _MOST_CUTS = 64
 """Upper limit of the layers with which a stage can begin: the time of the program grows with their square."""
+_MUCH = 0.2
+"""If chunks lack more of the memory, they are not simulated with devices that hold fewer of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,24 +61,31 @@ class BlockCosts:
     @cached_property
     def us(self) -> np.ndarray:
         """(B, D) microseconds that recomputing each block takes in each micro-batch."""
-        more = (self.again.busy_us - self.keep.busy_us).sum(axis=0)
+        more = (self.again.us - self.keep.us).sum(axis=0)
         return np.stack([self._of_blocks(column) for column in more.T], axis=1)
 
     def of(self, paths: Sequence[str]) -> LayerCosts:
         """The costs of layers if these blocks are recomputed."""
         chosen = np.isin(self.block, [self.paths.index(path) for path in paths])
-        busy = np.where(chosen[None, :, None], self.again.busy_us, self.keep.busy_us)
+        busy, launching = (
+            np.where(chosen[None, :, None], again, keep)
+            for again, keep in (
+                (self.again.busy_us, self.keep.busy_us),
+                (self.again.launching_us, self.keep.launching_us),
+            )
+        )
         made = {key: size for key, size in self.keep.made.items() if not chosen[key[0].layer]}
         made |= {key: size for key, size in self.again.made.items() if chosen[key[0].layer]}
-        return replace(self.keep, busy_us=busy, made=made)
+        return replace(self.keep, busy_us=busy, launching_us=launching, made=made)
 
     def as_run(self, plan: Plan) -> LayerCosts:
         """The costs of layers as tools run a plan: gradients of weights of stages that are `joined` don't wait."""
         costs, sizes = self.of(plan.recomputed), np.diff((0, *plan.borders, plan.num_layers))
         joined = np.repeat(self.joined(plan), sizes)
-        busy, made = costs.busy_us.copy(), Counter[tuple[Part, frozenset[Part]]]()
-        busy[INPUTS, joined] += busy[WEIGHTS, joined]
-        busy[WEIGHTS, joined] = 0.0
+        times, made = (costs.busy_us.copy(), costs.launching_us.copy()), Counter[tuple[Part, frozenset[Part]]]()
+        for us in times:
+            us[INPUTS, joined] += us[WEIGHTS, joined]
+            us[WEIGHTS, joined] = 0.0
         for (maker, readers), size in costs.made.items():
             if maker.kind == FORWARD:
                 readers = frozenset(
@@ -83,7 +93,7 @@ class BlockCosts:
                     for reader in readers
                 )
             made[maker, readers] += size
-        return replace(costs, busy_us=busy, made=dict(made))
+        return replace(costs, busy_us=times[0], launching_us=times[1], made=dict(made))
 
     def joined(self, plan: Plan) -> list[bool]:
         """(P,) whether a tool computes gradients of weights with those of inputs: in the first stage, and where a stage
@@ -150,8 +160,8 @@ def block_costs(problem: PlacementProblem) -> BlockCosts | None:
     if len(cuts) > _MOST_CUTS:  # those that divide the work most evenly
         done = cut.work_us.cumsum()[:-1]
         cuts = cuts[np.unique(np.searchsorted(done, np.linspace(done[0], done[-1], _MOST_CUTS)))]
-    keep = layer_costs(problem, False)
-    return BlockCosts(paths, block, spans, cuts, cut.crossing + _sent_back(keep), keep, layer_costs(again, False))
+    keep, all_again = (layer_costs(each, False, saving=True) for each in (problem, again))
+    return BlockCosts(paths, block, spans, cuts, cut.crossing + _sent_back(keep), keep, all_again)
 
 
 def _kept(costs: LayerCosts) -> np.ndarray:
@@ -198,7 +208,7 @@ class _Program:
         self.costs, self.devices, self.count = costs, devices, problem.graph.num_micro_batches
         self.ends = [0, *costs.cuts.tolist(), len(costs.block)]
         self.room = room * problem.cluster.memory
-        self.busy = self._sums(costs.keep.busy_us.sum(axis=0))
+        self.busy = self._sums(costs.keep.us.sum(axis=0))
         self.kept, self.resident = self._sums(costs.kept), self._sums(costs.keep.resident)
         self.crossing = np.concatenate([[0], costs.crossing, [0]])
 
@@ -263,22 +273,54 @@ class Fitted(NamedTuple):
     chunks: Schedule
     plan: Plan
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others: the plan, its time and its memory."""
+        return self.plan, self.us, *self.chunks.peak_memory.tolist()
 
-def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
-    """Simulate the chunks of a plan in the order in which they fit best into `memory` (D,), and then are fastest."""
+    @property
+    def penalised_us(self) -> float:
+        """The penalised makespan to six digits: the sums of equal times differ in the last ones."""
+        return float(f"{penalised(self.us, self.lacking):.6g}")
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Plans that fit come first, and then the fastest."""
+        return self.lacking > 0.0, self.penalised_us
+
+
+def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> list[Fitted]:
+    """Simulate the chunks of a plan in several orders; those that fit into `memory` (D,) and are fast come first.
+
+    In the last orders, devices that lack memory hold fewer chunks.
+    """
     chunks, placement = chunk_problem(problem, plan, costs.as_run(plan))
-    found = list[Fitted]()
+    found = dict[object, Fitted]()
+
+    def run(orders: Iterator[np.ndarray]) -> list[Schedule]:
+        ran = [simulate(chunks, placement, order=order) for order in orders]
+        for each in ran:
+            lacking = float(np.maximum(0.0, each.peak_memory / memory - 1.0).sum())
+            fitted = Fitted(lacking, each.makespan_us, each, plan)
+            found.setdefault(fitted.key, fitted)
+        return ran
+
     for defer, falling in product((True, False), (False, True)):
-        for order in bounded_orders(chunks, placement, defer, falling):
-            ran = simulate(chunks, placement, order=order)
-            lacking = float(np.maximum(0.0, ran.peak_memory / memory - 1.0).sum())
-            found.append(Fitted(lacking, ran.makespan_us, ran, plan))
-    return min(found, key=lambda each: each[:2])
+        run(bounded_orders(chunks, placement, defer, falling))
+    stages = np.bincount(list(chain(*plan.devices)), minlength=len(memory))  # of each device
+    held = stages * min(plan.num_micro_batches, len(plan.devices) + 1)
+    lacking = [each.lacking for each in found.values()]
+    lacks = (stages > 0) & (min(lacking) < _MUCH) & (max(lacking) > 0.0)
+    while (lacks := lacks & (held > 1)).any():
+        ran = run(bounded_orders(chunks, placement, held=held))
+        lacks = min((each.peak_memory > memory for each in ran), key=np.sum)
+        held = held - lacks
+    return sorted(found.values(), key=lambda each: each.rank)
 
 
 def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
     """Let a plan recompute further blocks until its chunks fit into `memory` (D,), if they can."""
-    while (fitted := by_chunks(problem, costs, plan, memory)).lacking > 0.0:
+    while (fitted := by_chunks(problem, costs, plan, memory)[0]).lacking > 0.0:
         more = with_more_blocks(costs, plan, fitted.chunks.peak_memory - memory)
         if more == plan:
             break
@@ -289,7 +331,9 @@ def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, m
 def improved_by_chunks(
     problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray, keep: Callable[[Plan], bool]
 ) -> Fitted:
-    """Move borders by one cut, and recompute one block more or less, as long as the chunks fit better or are faster.
+    """Move borders by one cut, and recompute one block more or less, as long as the penalised makespan falls.
+
+    Returns the first of all plans on the way by their `Fitted.rank`.
 
     Args:
         problem: the problem of the step.
@@ -298,15 +342,13 @@ def improved_by_chunks(
         memory: (D,) bytes.
         keep: whether a changed plan counts.
     """
-    best, tried, better = by_chunks(problem, costs, plan, memory), {plan}, True
-    while better:
-        better = False
-        for near in costs.near(best.plan):
-            if near not in tried:
-                tried.add(near)
-                if keep(near) and (fitted := by_chunks(problem, costs, near, memory))[:2] < best[:2]:
-                    best, better = fitted, True
-    return best
+    found, tried, best_us = by_chunks(problem, costs, plan, memory), {plan}, math.inf
+    while (best := min(found, key=lambda each: each.penalised_us)).penalised_us < best_us:
+        best_us = best.penalised_us
+        near = [each for each in costs.near(best.plan) if each not in tried and keep(each)]
+        tried |= {*near}
+        found += [fitted for each in near for fitted in by_chunks(problem, costs, each, memory)]
+    return min(found, key=lambda each: each.rank)
 
 
 def with_more_blocks(costs: BlockCosts, plan: Plan, lacking: np.ndarray) -> Plan:

@@ -18,7 +18,9 @@ def runner(problem: PlacementProblem, wanted: Tool | None) -> Tool | None:
     return wanted or ("torchtitan" if problem.width > 1 else None)
 
 
-def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
+def as_run(
+    tool: Tool, result: PlacementResult, groups: Groups, ordered: bool = False
+) -> tuple[PlacementResult, PlacementResult] | None:
     """Return a plan's placement in the best order that a tool can run, and the step as the tool runs it.
 
     Return None if the tool can't run the plan, or only with fewer stages. For torch and torchtitan, the second result
@@ -28,6 +30,7 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
         tool: the tool that is to run the plan.
         result: the placement of the plan.
         groups: the groups of the plan's problem.
+        ordered: whether torch keeps to the order of the placement's own ops.
     """
     problem, given = result.problem, result.plan
     assert given is not None
@@ -35,7 +38,7 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[Placeme
     if len(plan.devices) < len(given.devices) or plan.refusal(problem, tool):
         return None
     if tool == "torch":
-        return in_whole_chunks(result)
+        return in_whole_chunks(result, ordered)
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     if tool == "megatron":
         evaluator.reorder("1f1b")

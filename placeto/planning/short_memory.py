@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
 from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_memory import (
     BlockCosts,
+    Fitted,
     block_costs,
+    by_chunks,
     fitted_by_chunks,
     fitting_stages,
     improved_by_chunks,
@@ -35,6 +38,11 @@ _TRIED = 2
 """Number of pipelines of each kind, with different stages, near which a way is searched."""
 _REPAIRS = 3
 """How often the blocks of a pipeline are chosen anew, by what its ops have needed."""
+_UNSURE = 0.1
+"""The ops of a pipeline may fit if its chunks lack at most this share of the memory."""
+_ORDERS, _SIMILAR = 6, 1.02
+"""At last, the ops of a pipeline run in as many orders of its chunks in which these take at most as many times as long
+as in the best order."""
 _SURE = 0.95
 """A pipeline's ops take at least this share of the time of its chunks."""
 
@@ -189,7 +197,7 @@ def fewest_blocks(
 def _pipelines(
     problem: PlacementProblem, keep: Mapping[Setting, Callable[[Plan], bool]]
 ) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
-    """Yield pipelines whose chunks fit: their makespan in us, the problem, its blocks, the plan."""
+    """Yield pipelines whose chunks nearly fit: their penalised makespan in us, the problem, its blocks, the plan."""
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
@@ -198,8 +206,8 @@ def _pipelines(
         if plan not in seen and keep[problem.setting](plan):
             seen.add(plan)
             fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
-            if fitted.lacking == 0.0:
-                yield fitted.us, problem, costs, fitted.plan
+            if fitted.lacking <= _UNSURE:
+                yield fitted.penalised_us, problem, costs, fitted.plan
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
@@ -210,6 +218,8 @@ def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
                 for room in (1.0, 0.9):
                     if (made := fitting_stages(problem, costs, stages, room)) is not None:
                         yield replace(make_plan(problem, stages, made[0]), recomputed=made[1])
+                    elif (moved := costs.in_stages(make_plan(problem, stages))) is not None:
+                        yield costs.recomputing(moved, [len(costs.paths)] * len(stages))
         for plan in all_plans(problem, devices):
             if plan.interleaved and not plan.whole and (moved := costs.in_stages(plan)) is not None:
                 yield moved
@@ -241,7 +251,7 @@ def fastest_near(
 ) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
 
-    Chunks need about as much memory as ops. So the chunks get more memory after a way that fits, and less after others.
+    Ops in the order of the chunks say how much memory each device needs in addition to that of its chunks.
 
     Args:
         problem: the problem of the step, without what the plan recomputes.
@@ -251,21 +261,25 @@ def fastest_near(
         runnable_by: the tool that is to run the way; None = any.
         keep: whether a plan near it counts.
     """
-    best, tried = None, dict[Plan, bool]()
-    memory = problem.cluster.memory.astype(float)
-    low, high = 0.8 * memory, 1.25 * memory
-    for _ in range(_REPAIRS):
-        fitted = improved_by_chunks(problem, costs, plan, memory, keep)
-        if fitted.lacking > 0.0:
-            break
-        if fitted.plan not in tried:
+    best, tried, memory = None, set[object](), problem.cluster.memory
+    room, orders = memory.astype(float), list[Fitted]()
+
+    def run(fitted: Fitted) -> Iterator[PlannedStep]:
+        """Yield the way in which the ops run in the order of the chunks, if it is new, and the tool can run it."""
+        if fitted.key not in tried:
+            tried.add(fitted.key)
             order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
-            if not (made := in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)):
-                break
-            (step,) = made
-            tried[fitted.plan] = step.fits
-            if step.fits and (best is None or step.step_us < best.step_us):
-                best, plan = step, fitted.plan
-        low, high = (memory, high) if tried[fitted.plan] else (low, memory)
-        memory = (low + high) / 2.0
-    return best and replace(best, blocks=len(costs.paths))
+            yield from in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)
+
+    for _ in range(_REPAIRS):
+        fitted = improved_by_chunks(problem, costs, plan, room, keep)
+        if (step := next(run(fitted), None)) is None:
+            break
+        room = memory - (step.result.schedule().peak_memory - fitted.chunks.peak_memory).astype(float)
+        if best is None or (not step.fits, step.step_us) < (not best.fits, best.step_us):
+            best, plan = step, fitted.plan
+            orders = by_chunks(problem, costs, plan, room)
+    most = _SIMILAR * orders[0].us if orders else 0.0
+    similar = [each for each in orders if each.us <= most and each.lacking <= orders[0].lacking][:_ORDERS]
+    ways = [step for step in (best, *chain(*map(run, similar))) if step is not None and step.fits]
+    return replace(min(ways, key=lambda step: step.step_us), blocks=len(costs.paths)) if ways else None

@@ -90,7 +90,7 @@ def in_order(
     if len(plan.devices) == 1:
         return replicas(problem, plan, result, batch)
     tool = runner(problem, runnable_by)
-    if made := as_run(tool or "torch", result, groups) or (None if tool else (result, result)):
+    if made := as_run(tool or "torch", result, groups, order is not None) or (None if tool else (result, result)):
         placed, run = made
         return [planned(placed.plan, run, batch, placed, runnable_by)]
     return []

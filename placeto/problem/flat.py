@@ -48,6 +48,7 @@ class FlatProblems(NamedTuple):
     link_gap_us: np.ndarray  # (P,)
     # per op
     op_time: np.ndarray  # ((N+R)*D,) us, row-major; 0 for relays
+    later_us: np.ndarray  # (N,) us in which the host launches all but the first of the calls that an op stands for
     tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
     op_rank: np.ndarray  # (N,) int64, rank of the op's name
     priority: np.ndarray  # (N,) int64, place of each op in the order of dispatch, 0 first; not read under FIFO
@@ -91,6 +92,7 @@ def flatten(
     live: np.ndarray,
     dispatch: int,
     priority: np.ndarray,
+    later: np.ndarray | None = None,
 ) -> FlatProblems:
     """Return one problem as flat arrays.
 
@@ -102,6 +104,7 @@ def flatten(
         live: (T,) int64, bytes of each tensor on its producer's device.
         dispatch: `FIFO`, `PRIORITY` or `LIST`.
         priority: (N,) int64, place of each op in the order of dispatch.
+        later: (N,) microseconds in which hosts launch all but the first call of each op; None = 0.
     """
     num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
     src, dst, tensor = graph.edge_src, graph.edge_dst, graph.edge_tensor
@@ -133,6 +136,7 @@ def flatten(
         dispatch=np.array([dispatch], np.int64),
         link_gap_us=np.array([cluster.link_gap_us], np.float64),
         op_time=np.concatenate([op_time, relays]).ravel(),
+        later_us=np.zeros(num_ops) if later is None else later,
         tail_us=np.maximum(tail, 0.0),
         op_rank=rank.astype(np.int64),
         priority=priority.astype(np.int64),

@@ -204,7 +204,8 @@ class PlacementProblem:
     def arrays(self) -> FlatProblems:
         """The problem as flat arrays, a batch of one problem, which the kernels read."""
         memory, dispatch = (self.resident_bytes, self.live_bytes), _KINDS.get(self.dispatch, PRIORITY)
-        return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority)
+        later = getattr(self.costs, "later_us", None)
+        return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority, later)
 
     def under(self, dispatch: str) -> PlacementProblem:
         """Return the same problem under another dispatch; cached.

@@ -150,7 +150,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     by_priority, by_list = flat.dispatch[p] == PRIORITY, flat.dispatch[p] == LIST
     gap = flat.link_gap_us[p]
     op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
-    tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
+    tail, rank, later = flat.tail_us[op0:op1], flat.op_rank[op0:op1], flat.later_us[op0:op1]
     priority, ranked = flat.priority[op0:op1].copy(), flat.ranked[op0:op1].copy()
     if by_priority and (placement[:n] == placement[0]).all():  # one device: the order of the program needs least memory
         for i in range(n):
@@ -241,6 +241,9 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 head[slot] = -1
             duration = op_time[i * d + slot]
             end = now + duration
+            if later[i] > 0.0:  # a chunk of ops ends no earlier than its launches
+                launched[slot] += later[i]
+                end = max(end, launched[slot])
             start[i], finish[i] = now, end
             if end + tail[i] > cutoff:  # what has to run after this op takes too long on any placement
                 return np.inf, num_sends

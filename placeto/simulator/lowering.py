@@ -317,8 +317,9 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
     )
     until = np.full(len(wired.src), -1)
     copy_into(until, flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]])
-    inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
+    inputs, resident, later = np.ones(ops, np.int64), np.zeros(ops, np.int64), np.zeros(ops)
     for op in range(n):
+        later[op] = flat.later_us[op0 + op]
         tail[op], rank[op], priority[op] = flat.tail_us[op0 + op], flat.op_rank[op0 + op], flat.priority[op0 + op]
         inputs[op], resident[op] = flat.num_inputs[op0 + op], flat.resident[op0 + op]
     for relay in range(ops - n):
@@ -348,6 +349,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         dispatch=flat.dispatch[p : p + 1],
         link_gap_us=flat.link_gap_us[p : p + 1],
         op_time=flat.op_time[time0 : time0 + ops * d],
+        later_us=later,
         tail_us=tail,
         op_rank=rank,
         priority=priority,

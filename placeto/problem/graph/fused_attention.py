@@ -44,6 +44,13 @@ def inside(graph: ComputationGraph) -> tuple[np.ndarray, np.ndarray]:
     return hidden, source
 
 
+def saved(graph: ComputationGraph) -> np.ndarray:
+    """(E,) int64, the tensor that autograd keeps for the reader of each edge; -1 = none: it is inside of a kernel."""
+    hidden, source = inside(graph)
+    kept = source[graph.edge_tensor]
+    return np.where(hidden[kept], -1, kept)
+
+
 def work_on_gpus(graph: ComputationGraph) -> Work:
     """The FLOPs and bytes of all ops; those of an attention are with its last product in each pass."""
     flops, accessed = graph.flops.copy(), graph.bytes_accessed.copy()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.fused_attention import saved
 from placeto.problem.graph.gradient_sums import of_no_micro_batch
 from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH, TENSORS
 from placeto.problem.problem import PlacementProblem
@@ -33,16 +34,22 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerCosts:
-    """What each layer costs in one micro-batch; a part of a layer takes at least as long as its launches."""
+    """What each layer costs in one micro-batch."""
 
     busy_us: np.ndarray  # (3, L, D) us of the forward pass, of the backward pass for inputs, and of that for weights
+    launching_us: np.ndarray  # (3, L, D) us in which the host launches their ops
     made: dict[tuple[Part, frozenset[Part]], int]  # (K,) bytes that a part makes, by the other parts that read them:
     # layers that read what is shared do so in their forward pass
     resident: np.ndarray  # (L,) bytes of parameters, gradients and optimizer state, of the whole step
 
+    @property
+    def us(self) -> np.ndarray:
+        """(3, L, D) us of these passes, if each takes at least as long as its launches."""
+        return np.maximum(self.busy_us, self.launching_us)
+
 
 @lru_cache(maxsize=16)
-def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
+def layer_costs(problem: PlacementProblem, whole: bool, saving: bool = False) -> LayerCosts:
     """Add up the costs of each layer's ops in the first micro-batch, as all micro-batches are alike; cached.
 
     An op of the backward pass is for inputs if an earlier layer waits for it. Ops of no micro-batch, such as sums of
@@ -51,6 +58,8 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     Args:
         problem: has the graph.
         whole: whether modules with parameters stay whole, see `layers`.
+        saving: whether the backward pass for weights reads all that the one for inputs reads of the forward pass:
+            autograd keeps it until then.
     """
     graph, layer = problem.graph, layers(problem, whole).number
     count, first = graph.num_micro_batches, in_first(graph)
@@ -59,18 +68,21 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
     src, dst = graph.edge_src, graph.edge_dst
     kind = np.where(back, np.where(needed, INPUTS, WEIGHTS), FORWARD)
     beside = (graph.micro_batches == NO_MICRO_BATCH) & (count > 1)
-    busy = np.zeros((3, int(layer.max()) + 1, problem.num_devices))
-    for us in problem.busy_us, problem.launching_us:
-        total = np.zeros_like(busy)
+    totals = np.zeros((2, 3, int(layer.max()) + 1, problem.num_devices))
+    for total, us in zip(totals, (problem.busy_us, problem.launching_us), strict=True):
         np.add.at(total, (kind[first], layer[first]), us[first])
         np.add.at(total, (WEIGHTS, layer[beside]), us[beside] / count)
-        busy = np.maximum(busy, total)
     shared = of_no_micro_batch(graph) if count > 1 else np.array([each in TENSORS for each in graph.op_types])
     kind[shared] = SHARED
     readers: dict[int, set[Part]] = {}
     parts = [Part(*each) for each in zip(kind.tolist(), layer.tolist(), strict=True)]
     for edge in np.flatnonzero((first | shared)[src] & (first & ~shared)[dst]).tolist():
         readers.setdefault(int(graph.edge_tensor[edge]), set()).add(parts[dst[edge]])
+    kept = saved(graph) if saving else np.full(len(src), -1)
+    for edge in np.flatnonzero((kept >= 0) & first[dst] & first[graph.producer[kept]]).tolist():
+        maker, reader = parts[graph.producer[kept[edge]]], parts[dst[edge]]
+        if maker.kind == FORWARD and reader.kind == INPUTS:
+            readers.setdefault(int(kept[edge]), set()).add(Part(WEIGHTS, reader.layer))
     made = Counter[tuple[Part, frozenset[Part]]]()
     for tensor, by in readers.items():
         maker = parts[graph.producer[tensor]]
@@ -78,8 +90,8 @@ def layer_costs(problem: PlacementProblem, whole: bool) -> LayerCosts:
             by = {Part(FORWARD, part.layer) for part in by}
         if others := frozenset(by - {maker}):
             made[maker, others] += int(graph.output_bytes[tensor])
-    resident = np.bincount(layer, weights=problem.resident_bytes, minlength=busy.shape[1]).astype(np.int64)
-    return LayerCosts(busy, dict(made), resident)
+    resident = np.bincount(layer, weights=problem.resident_bytes, minlength=totals.shape[2]).astype(np.int64)
+    return LayerCosts(totals[0], totals[1], dict(made), resident)
 
 
 def waited_for(graph: ComputationGraph, number: np.ndarray, backward: np.ndarray) -> np.ndarray:

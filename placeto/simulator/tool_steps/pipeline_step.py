@@ -27,7 +27,7 @@ import numpy as np
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.costs.profiled import Fit
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.fused_attention import inside
+from placeto.problem.graph.fused_attention import saved
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.forward_pass import tables
@@ -50,18 +50,19 @@ class _Gradients(NamedTuple):
     tensors: int = 0
 
 
-def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
+def in_whole_chunks(result: PlacementResult, ordered: bool = False) -> tuple[PlacementResult, PlacementResult]:
     """Return a plan's placement with its best order of whole chunks, and the same placement as torch runs it.
 
-    The order is made from the placement's own order of ops, or from one of the static orders. Chunks in the fastest
-    order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
-    plans of transformers on three clusters). If torch needs too much memory for the best order, it is the next one that
-    fits. The second result is of another graph: see `pipeline_step`.
+    The order is made from the placement's own order of ops, or, unless it is `ordered`, from one of the static orders.
+    Chunks in the fastest order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less
+    time than these (15 plans of transformers on three clusters). If torch needs too much memory for the best order, it
+    is the next one that fits. The second result is of another graph: see `pipeline_step`.
 
     Raises:
         PlanError: torch can't run the placement.
     """
-    chunks = sorted(_orders(result.schedule()), key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
+    orders = _orders(result.schedule(), ordered=ordered)
+    chunks = sorted(orders, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
     steps = (_placed(result, made) for made in chunks)
     best = next(steps)
     return best if best[1].fits else next((step for step in steps if step[1].fits), best)
@@ -87,10 +88,10 @@ def with_least_memory(schedule: Schedule, alike: bool = False) -> ChunkOrder:
     return min((own, *(other for other in others if _us(other) <= _us(own))), key=_fullest)
 
 
-def _orders(schedule: Schedule, alike: bool = False) -> list[ChunkOrder]:
+def _orders(schedule: Schedule, alike: bool = False, ordered: bool = False) -> list[ChunkOrder]:
     """The chunks in the schedule's own order, and in those of static orders unless the plan has the order."""
     orders = [order_chunks(schedule, alike)]
-    if schedule.plan is not None and not schedule.plan.chunks:
+    if schedule.plan is not None and not schedule.plan.chunks and not ordered:
         for order in STATIC_ORDERS:
             static = simulate(schedule.problem.under(order), schedule.placement, plan=schedule.plan)
             orders.append(order_chunks(static, alike))
@@ -243,12 +244,11 @@ def _keep_for_weights(step: StepGraph, ops: Sequence[int], stage: np.ndarray, ki
     torch runs I on a graph of autograd that it needs again for W. What is inside of a kernel of attention isn't kept.
     """
     graph, read = step.captured, defaultdict[tuple[int, int], dict[int, None]](dict)
-    (hidden, source), kind, place = inside(graph), np.array(kinds), np.zeros(graph.num_ops, np.int64)
+    tensor, kind, place = saved(graph), np.array(kinds), np.zeros(graph.num_ops, np.int64)
     place[ops] = np.arange(len(ops))
     last = {(int(stage[op]), int(graph.micro_batches[op])): op for op in ops if kinds[op] == "W"}
-    tensor, reader = source[graph.edge_tensor], graph.edge_dst
-    maker = graph.producer[tensor]
-    kept = (kind[reader] == "I") & (kind[maker] == "F") & ~hidden[tensor]
+    reader, maker = graph.edge_dst, graph.producer[tensor]
+    kept = (tensor >= 0) & (kind[reader] == "I") & (kind[maker] == "F")
     kept &= (stage[maker] == stage[reader]) & (graph.micro_batches[maker] == graph.micro_batches[reader])
     for edge in sorted(np.flatnonzero(kept).tolist(), key=place[reader].__getitem__):
         op = int(reader[edge])
