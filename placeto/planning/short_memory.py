@@ -44,7 +44,8 @@ _ORDERS, _SIMILAR = 6, 1.02
 """At last, the ops of a pipeline run in as many orders of its chunks in which these take at most as many times as long
 as in the best order."""
 _SURE = 0.95
-"""A pipeline's ops take at least this share of the time of its chunks."""
+"""Nothing near a pipeline is tried if this share of the penalised time of its chunks is more than a way of its kind
+takes. Its ops rarely take less: the least share of 6 cases was 0.86."""
 
 Setting = tuple[int, int]
 """Width and number of micro-batches of a step."""

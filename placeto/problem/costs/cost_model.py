@@ -49,7 +49,11 @@ def checked_times(costs: CostModel, graph: ComputationGraph, cluster: Cluster) -
 
 
 def of_devices(cluster: Cluster, time_us: Callable[[Device], np.ndarray]) -> np.ndarray:
-    """(N, D) the times (N,) of ops on each device; they are asked for once for devices of other names and memory."""
+    """(N, D) the times of ops on each device, of which `time_us` returns those on one (N,).
+
+    Devices that differ in name and memory alone have the same times, and `time_us` is called once for all of them. So
+    it must not depend on the name or the memory.
+    """
     number = dict[Device, int]()
     like = [number.setdefault(replace(each, name="device", memory=1), len(number)) for each in cluster.devices]
     columns = [time_us(device) for device in number]
