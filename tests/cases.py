@@ -47,6 +47,12 @@ def devices(*memory: int, speeds: tuple[float, ...] | None = None) -> Cluster:
     return replace(cluster, devices=tuple(own))
 
 
+def with_devices(cluster: Cluster | str, **fields: Any) -> Cluster:
+    """A cluster, or a preset, all of whose devices have these values, such as memory=10**9."""
+    cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return replace(cluster, devices=tuple(replace(device, **fields) for device in cluster.devices))
+
+
 def chain(*param_bytes: int, output: int = 0, modules: bool = False) -> ComputationGraph:
     """Ops in a row, in inference: a parameter takes its size and no more."""
     ops = []

@@ -15,12 +15,14 @@ from tests.command_line import NET, OPS
 from tests.packages import adds, small_family  # noqa: F401 - fixtures
 
 set_threads(1, 1)
+gc.set_threshold(20_000, 20, 100)  # else looking for garbage takes a tenth of the time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First comes what compiles most kernels, then what needs none: so few are compiled by both processes."""
-    none = "tests/graphs/", "tests/capture/test_zoo.py", "tests/formats/test_torch_replicas.py"
-    first = "tests/test_frozen.py", *none, ""
+    none = "graphs/test_graphs_", "capture/test_zoo", "formats/test_torch_replicas", "capture/test_loss_reductions"
+    none += "runtime/test_torchrun", "problem/test_json_files", "capture/test_sharded_module"
+    first = "tests/test_frozen.py", *(f"tests/{name}" for name in none), ""
     items.sort(key=lambda item: next(place for place, path in enumerate(first) if item.nodeid.startswith(path)))
 
 

@@ -297,10 +297,7 @@ def reference_slack(problem: PlacementProblem, placement: np.ndarray, result: Re
     number = {id(send): n for n, send in enumerate(result.sends)}
     gap = 0.0 if cluster.link == "free" else cluster.link_gap_us
     for n, send in enumerate(result.sends):
-        arcs[n] = [
-            (None, gap),
-            *((child, time[child]) for child in send.consumers),
-        ]
+        arcs[n] = [(None, gap), *((child, time[child]) for child in send.consumers)]
         arcs[send.tensor[0]].append((n, send.cost))
     for order in result.device_order.values():
         for first, second in pairwise(order):

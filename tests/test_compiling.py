@@ -3,6 +3,7 @@
 import gc
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
@@ -38,14 +39,15 @@ def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
 
 
 @pytest.fixture(scope="module")
-def codes() -> list[CodeType]:
+def codes() -> Iterator[list[CodeType]]:
     """Of all kernels of the package."""
     gc.unfreeze()  # else what was imported before isn't found
     for module in pkgutil.walk_packages(placeto.__path__, "placeto."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     kernels = [found for found in gc.get_objects() if issubclass(type(found), Dispatcher)]
-    return [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
+    yield [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
+    gc.freeze()
 
 
 def test_no_function_is_compiled_in_two_ways(codes: list[CodeType]) -> None:

@@ -14,7 +14,7 @@ WORKS = (
     "place tiny.json --cluster 2xv100 --placer heft -o p.json",
     "place tiny.json --cluster 2xv100 --simulations 20",
     "simulate tiny.json --cluster 2xv100 --placement p.json --trace t.json",
-    "evaluate tiny.json --cluster 2xv100 --placers heft,anneal --simulations 20 -o e.json",
+    "evaluate tiny.json --cluster 2xv100 --placers heft,anneal --simulations 20 --processes 1 -o e.json",
     "compare tiny.json --clusters 2xv100,4xv100 --placer heft",
     "export tiny.json --cluster 2xv100 --placement p.json --format html -o p.html",
 )

@@ -78,8 +78,6 @@ def graph_of(name: str, **options: object) -> str:
     import torch
 
     spec = importlib.util.spec_from_file_location("net_of_tests", "net.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with torch.device("meta"):

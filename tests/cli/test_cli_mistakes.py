@@ -12,6 +12,7 @@ import pytest
 
 from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, save_graph
+from tests.cli.test_cli_cluster import MACHINE
 from tests.command_line import OPS, run
 
 NET = """
@@ -35,13 +36,6 @@ def deep(depth: int):
 
 def text():
     return "neither a module nor inputs"
-"""
-MACHINE = """\
-GPU 0: Tesla T5 (UUID: GPU-0)
-GPU 1: Tesla T5 (UUID: GPU-1)
-\tGPU0\tGPU1\tCPU Affinity
-GPU0\t X \tPHB\t0-3
-GPU1\tPHB\t X \t0-3
 """
 ON = "--cluster 2xv100"
 PLACED = f"{ON} --placement p.json"
@@ -197,6 +191,9 @@ MISTAKES = [
     ("fits config.json --memory 1GB --loss mean", "--loss is for a FACTORY; a model by its config.json has its own"),
     # placements that are run or exported
     (f"run net.py:net {LOCAL}", "give one of --placement and --plan"),
+    ("run net.py:net --placement p.json --devices cpu:0,cpu:99", "device 'cpu:99': this machine has cpu:0"),
+    (f"run net.py:nothing {LOCAL} --placement p.json", "net.py has no function 'nothing'"),
+    (f"run net.py:broken {LOCAL} --placement p.json", "ValueError: no such luck"),
     (f"run net.py:net {LOCAL} --plan p.json --placement p.json", "give one of --placement and --plan"),
     *(
         (f"run net.py:net {LOCAL} --placement p.json {option}", f"{option.split()[0]} goes with --plan")
@@ -238,7 +235,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "net", raising=False)  # of another test in this process
     Path("net.py").write_text(NET)
-    Path("machine.txt").write_text(MACHINE)
+    Path("machine.txt").write_text(MACHINE.replace("T4", "T5"))
     Path("model.onnx").touch()
     Path("config.json").write_text('{"model_type": "llama"}')
     Path("cut.json").write_text("{")

@@ -11,13 +11,7 @@ from placeto.cli.shared.model_config import ModelOptions, is_config
 from placeto.errors import CaptureError, UsageError
 
 pytest.importorskip("transformers")
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 40,
-}
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
 
 
 def written(folder: Path, **config: Any) -> str:
@@ -115,20 +109,11 @@ def test_what_is_a_config(tmp_path: Path) -> None:
         ({"model_type": "gpt2", "n_layer": -3}, "it says -3 layers: give how many"),
         ({"model_type": "llama", "num_hidden_layers": 2**63}, "it says 9223372036854775808 layers: give how many"),
         ({"model_type": ["llama"]}, r"has no model_type \['llama'\]"),
-        (
-            {"model_type": "gpt2", "architectures": [7]},
-            r"architectures must be a list with the name of a",
-        ),
+        ({"model_type": "gpt2", "architectures": [7]}, r"architectures must be a list with the name of a"),
         ({"model_type": "gpt2", "architectures": ["BertForMaskedLM"]}, "is no class of model_type 'gpt2'"),
-        (
-            {"model_type": "llama", "hidden_size": "wide"},
-            "it, of model_type llama: .*'hidden_size' expected",
-        ),
+        ({"model_type": "llama", "hidden_size": "wide"}, "it, of model_type llama: .*'hidden_size' expected"),
         ({"model_type": "gpt2", "n_layer": 1, "activation_function": "zz"}, "activation_function is 'zz', which it"),
-        (
-            {"model_type": "llama", "rope_parameters": {"rope_type": "zz"}},
-            "rope_parameters.rope_type is 'zz', which",
-        ),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "zz"}}, "rope_parameters.rope_type is 'zz', which"),
         ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),
         ({"model_type": "bark"}, "bark is no model of text alone"),

@@ -66,10 +66,7 @@ COMMANDS = {
         "--training.learning.supervised-moves 3 --training.learning.labels 4 --training.learning.replay 20",
         "pretrained.safetensors: 0.",
     ),
-    "short_memory": (
-        "--out runs/x --models U-net --counts 4 --between 0.5 --also",
-        "| U-net | 4xv100 | 0.2 |",
-    ),
+    "short_memory": ("--out runs/x --models U-net --counts 4 --between 0.5 --also", "| U-net | 4xv100 | 0.2 |"),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
     **dict.fromkeys(NEED_DATA, ("--data none", "skipped: there is no")),
 }

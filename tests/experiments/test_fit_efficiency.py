@@ -7,15 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fit_efficiency import (
-    FitEfficiency,
-    Op,
-    entries,
-    fit,
-    held_out_error,
-    main,
-    read_ops,
-)
+from experiments.fit_efficiency import FitEfficiency, Op, entries, fit, held_out_error, main, read_ops
 from placeto.problem.costs import load_costs
 from placeto.problem.costs.efficiency import Efficiency
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import gate
 from experiments.gate import CELLS, RECORD, Gate, compare, main, problem
 
 
@@ -23,7 +24,10 @@ def test_the_record_is_of_the_present_problems() -> None:
 
 
 @pytest.mark.slow
-def test_it_places_and_fails_where_a_cell_became_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_places_and_fails_where_a_cell_became_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "SIMULATIONS", 50)
     cell, file = CELLS[0], tmp_path / "record.json"
     config = Gate(cells=(cell,), file=file, workers=1)
     assert main(config) == 1

@@ -23,10 +23,7 @@ def test_numbers_are_equal_up_to_rounding() -> None:
 
 def test_a_number_may_differ_by_one_and_a_half_per_cent_and_the_mean_by_a_fifth_of_one() -> None:
     assert changed(us=101.4) == (["us"], [])
-    assert changed(us=98.0)[1] == [
-        "plans/a: us differs by -2.00 %",
-        "plans: us differs by -0.25 % in the mean",
-    ]
+    assert changed(us=98.0)[1] == ["plans/a: us differs by -2.00 %", "plans: us differs by -0.25 % in the mean"]
     everywhere: Cells = {cell: {"us": 100.3} for cell in RECORDED}
     assert compare(everywhere, {cell: {"us": 100.0} for cell in RECORDED})[2] == [
         "plans: us differs by +0.30 % in the mean"

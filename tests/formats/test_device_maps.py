@@ -1,8 +1,6 @@
 """accelerate runs models by the device maps: its own hooks, two devices, the same output to the bit."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,20 +18,18 @@ from placeto.formats.exports import DeviceMap, device_map
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.whole_modules import module_units, whole_modules
+from tests.forked_ranks import run_ranks
 from tests.formats import divided
 
-ROOT = Path(__file__).parents[2]
 X, WORDS = torch.randn(2, 5, 8), torch.arange(10).reshape(2, 5)
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What became of each model in a process of its own, which registers devices."""
     pytest.importorskip("accelerate")
-    command = [sys.executable, "-m", "tests.formats.dispatched"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return {result["name"]: result for result in map(json.loads, done.stdout.splitlines())}
+    told = run_ranks("tests.formats.dispatched", ranks=1, folder=tmp_path_factory.mktemp("dispatched"))
+    return {result["name"]: result for result in map(json.loads, told.splitlines())}
 
 
 @pytest.mark.slow

@@ -46,7 +46,6 @@ def plain() -> Schedule:
 def named(name: str) -> Schedule:
     """A plan whose graph, devices and modules have a name in theirs."""
     graph, cluster, plan = plain().problem.graph, plain().problem.cluster, plain().plan
-    assert plan is not None
     modules = tuple(f"{name.replace('.', ' ')}.{path}" if path.isdigit() else path for path in graph.modules)
     devices = tuple(replace(device, name=f"{name}{device.name}") for device in cluster.devices)
     problem = PlacementProblem(replace(graph, name=name, modules=modules), replace(cluster, devices=devices))

@@ -110,8 +110,7 @@ def test_upstreams_optimizer_adds_a_stage_to_each_layer(sample: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "outputs"),
-    [*((odd, [0, 1]) for odd in ("²", "9" * 5000, "01", "-3", "2")), ("-1", [1]), ("-2", [0])],
+    ("argument", "outputs"), [*((odd, [0, 1]) for odd in ("²", "9" * 5000, "01", "-3", "2")), ("-1", [1]), ("-2", [0])]
 )
 def test_items_may_be_counted_from_the_end_and_what_is_none_reads_all(
     sample: Path, argument: str, outputs: list[int]

@@ -38,11 +38,7 @@ def test_all_but_the_placement_may_be_left_out(tmp_path: Path) -> None:
     [
         ({"a": "gpu:0"}, None, "op 'b' of graph 'pair' has no device in the placement"),
         ({"a": "gpu:0", "b": "gpu:0", "c": "gpu:0"}, None, "op 'c' of the placement is not in graph 'pair'"),
-        (
-            {"a": "gpu:0", "b": "\x1b[2J"},
-            None,
-            r"op 'b': device '\\x1b\[2J' is not in cluster '2xp100', which has",
-        ),
+        ({"a": "gpu:0", "b": "\x1b[2J"}, None, r"op 'b': device '\\x1b\[2J' is not in cluster '2xp100', which has"),
         ({"a": "gpu:0", "b": "gpu:0"}, "0" * 64, "another graph: its hash begins with '000000000000', and with '"),
         ({"a": "gpu:0", "b": "gpu:0"}, "0" * 64, "for 'pair'; both have the same ops, so that sizes differ"),
         ({"a": "gpu:0", "b": "gpu:0", "c": "gpu:0"}, "0" * 64, "; that one has an op 'c', which isn't in this one"),

@@ -31,7 +31,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def test_a_plan_is_read_as_it_was_written(path: Path) -> None:
     plan = load_plan(path)
-    assert plan is not None
     assert plan.cluster_hash == load_cluster("2xcpu-core").hash
     assert plan.micro_batches == 4
     assert plan.fits

@@ -17,6 +17,8 @@ from placeto.formats.exports import torch_cut
 from placeto.formats.exports.torch_run import OfTensors
 from tests.captures import Made, linears
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 def cut_at(paths: Sequence[str], model: nn.Module, inputs: Sequence[Any]) -> Any:
     """The model in stages, of which all but the first begin with a module."""
@@ -24,7 +26,25 @@ def cut_at(paths: Sequence[str], model: nn.Module, inputs: Sequence[Any]) -> Any
     return torch_cut.stages_of(OfTensors(model, inputs), inputs, plan)
 
 
-@pytest.mark.filterwarnings("ignore")
+def through(cut: Any, x: Tensor) -> Tensor:
+    """The output of all stages; each takes one tensor, from the stage before."""
+    for number in range(cut.num_stages):
+        x = cut.get_stage_module(number)(x)
+    return x
+
+
+def assert_as_whole(model: Made, x: Tensor) -> None:
+    """Cut before each layer but the first, it has the output and the gradients of the model as it is, to the bit."""
+    whole = copy.deepcopy(model)
+    cut = cut_at([f"layers.{number}" for number in range(1, len(model.layers))], model, [x])
+    output, expected = through(cut, x), whole(x)
+    assert torch.equal(output, expected)
+    for value in (output, expected):
+        value.square().sum().backward()
+    gradients = [p.grad for number in range(cut.num_stages) for p in cut.get_stage_module(number).parameters()]
+    assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))
+
+
 def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
     class Turned(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +58,6 @@ def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
         assert end.meta["val"].stride() == (9, 3, 1)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
     class Two(nn.Sequential):
         def forward(self, mask: Tensor, x: Tensor) -> Tensor:
@@ -83,21 +102,9 @@ def in_both() -> Iterator[None]:
         yield
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("region", [nullcontext, torch.no_grad, lambda: torch.autocast("cpu", enabled=False), in_both])
 def test_each_stage_computes_the_tables_that_it_reads(region: Callable[[], Any]) -> None:
-    model, x = reading_a_table(Table(region)), torch.rand(4, 8)
-    whole = copy.deepcopy(model)
-    cut = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x])
-    output = x
-    for number in range(4):
-        output = cut.get_stage_module(number)(output)  # takes one tensor, from the stage before
-    expected = whole(x)
-    assert torch.equal(output, expected)
-    for value in (output, expected):
-        value.square().sum().backward()
-    gradients = [p.grad for number in range(4) for p in cut.get_stage_module(number).parameters()]
-    assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))  # type: ignore[arg-type]
+    assert_as_whole(reading_a_table(Table(region)), torch.rand(4, 8))
 
 
 def positions(x: Tensor) -> Tensor:
@@ -126,7 +133,6 @@ TABLES: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("late", [False, True])
 def test_tables_may_be_made_in_place_and_of_shapes(table: Callable[[Tensor], Tensor], late: bool) -> None:
@@ -138,20 +144,9 @@ def test_tables_may_be_made_in_place_and_of_shapes(table: Callable[[Tensor], Ten
             x = layer(x * shared)
         return x
 
-    model, x = Made(forward, layers=linears(4, 8)), torch.rand(4, 8)
-    whole = copy.deepcopy(model)
-    cut = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x])
-    output = x
-    for number in range(4):
-        output = cut.get_stage_module(number)(output)
-    assert torch.equal(output, whole(x))
-    output.square().sum().backward()
-    whole(x).square().sum().backward()
-    gradients = [p.grad for number in range(4) for p in cut.get_stage_module(number).parameters()]
-    assert all(map(torch.equal, gradients, [p.grad for p in whole.parameters()]))  # type: ignore[arg-type]
+    assert_as_whole(Made(forward, layers=linears(4, 8)), torch.rand(4, 8))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_table_that_changes_is_in_each_stage_what_it_is_there() -> None:
     def forward(model: Any, x: Tensor) -> Tensor:
         table = torch.ones(4, 8)
@@ -160,15 +155,9 @@ def test_a_table_that_changes_is_in_each_stage_what_it_is_there() -> None:
             table.mul_(2)
         return x
 
-    model, x = Made(forward, layers=linears(4, 8)), torch.rand(4, 8)
-    expected = copy.deepcopy(model)(x)
-    cut, output = cut_at([f"layers.{number}" for number in (1, 2, 3)], model, [x]), x
-    for number in range(4):
-        output = cut.get_stage_module(number)(output)
-    assert torch.equal(output, expected)
+    assert_as_whole(Made(forward, layers=linears(4, 8)), torch.rand(4, 8))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_no_gradient_flows_out_of_no_grad() -> None:
     class Scale(nn.Linear):
         @torch.no_grad()
@@ -179,12 +168,11 @@ def test_no_gradient_flows_out_of_no_grad() -> None:
     model.add_module("scale", Scale(8, 8))
     model.add_module("last", nn.Linear(8, 8))
     cut = cut_at(["last"], model, [x])
-    cut.get_stage_module(1)(cut.get_stage_module(0)(x)).sum().backward()
+    through(cut, x).sum().backward()
     got = {name.removeprefix("model."): p.grad is not None for name, p in cut.get_stage_module(0).named_parameters()}
     assert got == {"first.weight": True, "first.bias": True, "scale.weight": False, "scale.bias": False}
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", [lambda y: y.add_(1), lambda y: y[0].zero_(), lambda y: y.chunk(2)[1].mul_(2)])
 def test_activations_that_change_within_no_grad_are_refused(change: Callable[[Tensor], Tensor]) -> None:
     """The layers before it would get no gradient. A buffer may change there."""
@@ -206,7 +194,6 @@ def test_activations_that_change_within_no_grad_are_refused(change: Callable[[Te
             cut_at(["last"], model, [torch.rand(4, 8)])
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_torch_cannot_send_is_refused() -> None:
     x = torch.rand(4, 8)
     places = [f"layers.{number}" for number in (1, 2, 3)]
@@ -217,7 +204,6 @@ def test_what_torch_cannot_send_is_refused() -> None:
         cut_at(places[:1], reading_a_table(Table(lambda: torch.autocast("cpu", torch.bfloat16))), [x])
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     def interpreted(self: Interpreter, *_: Any, **__: Any) -> None:
         raise AssertionError(f"{self.graph} is gone through node by node")
@@ -227,11 +213,9 @@ def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(2):
         torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
     monkeypatch.setattr(Interpreter, "run", interpreted)
-    made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
-    assert torch.equal(made, copy.deepcopy(model).train()(x))
+    assert torch.equal(through(cut, x), copy.deepcopy(model).train()(x))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_module_may_be_called_self() -> None:
     def attention() -> nn.Module:
         made = Made(lambda self, x: x + self.output(self.get_submodule("self")(x)), output=nn.Linear(8, 8))
@@ -242,10 +226,9 @@ def test_a_module_may_be_called_self() -> None:
     cut = cut_at(["1"], model, [x])
     for number in range(2):
         torch_cut.compiled(cut.get_stage_module(number), torch.device("cpu"))
-    assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))
+    assert torch.equal(through(cut, x), model(x))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_tables_are_made_on_the_device_of_the_stage() -> None:
     class Moved(Table):
         def forward(self, x: Tensor) -> Tensor:
@@ -259,7 +242,6 @@ def test_tables_are_made_on_the_device_of_the_stage() -> None:
         assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_stages_run_the_recomputed_blocks_twice_and_keep_their_inputs_alone() -> None:
     parts = [(nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 8)) for _ in range(4)]
     model = nn.Sequential(*(nn.Sequential(*block) for block in parts))
@@ -293,7 +275,6 @@ def test_stages_run_the_recomputed_blocks_twice_and_keep_their_inputs_alone() ->
         assert all(torch.equal(statistics[name], buffer) for name in statistics if name.endswith(f"model.{path}")), path
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_list_of_modules_cannot_be_recomputed() -> None:
     blocks = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)}) for _ in range(2))
 

@@ -161,7 +161,6 @@ def test_whole_chunks_take_the_work_of_the_ops() -> None:
 def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> None:
     schedule = planned(GRAPH, PLANS[name])
     evaluator = Evaluator(schedule.problem)
-    assert schedule.plan is not None
     evaluator.score_plan(schedule.plan, schedule.plan.placement(schedule.problem))
     found, run = in_whole_chunks(evaluator.result())
     made = order_chunks(found.schedule())

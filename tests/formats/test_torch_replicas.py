@@ -16,9 +16,8 @@ from placeto.formats.exports import torch_replicas_run
 from placeto.formats.exports.torch_replicas import replicas_of, save_torch_replicas
 from placeto.formats.plan import PlanFile, save_plan
 from placeto.problem.cluster import load_cluster
-from placeto.runtime.local_devices import open_devices
-from placeto.runtime.torchrun import torchrun
 from tests.command_line import fails, run
+from tests.forked_ranks import run_ranks
 
 NET = f"{Path(__file__).with_name('small_net.py')}:net"
 
@@ -43,11 +42,9 @@ def way(micro_batches: list[list[int]], sharding: int = 0, width: int = 1, recom
 )
 def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str, tmp_path: Path) -> None:
     ranks = save_torch_replicas(planned, tmp_path / "made", factory)
-    lines = list[str]()
-    torchrun(tmp_path / "made", open_devices(["cpu:0", "cpu:1"]) * (ranks // 2), 3, check=True, each=lines.append)
-    out = "\n".join(lines)
+    run_py = str(tmp_path / "made" / "run.py")
+    out = run_ranks(run_py, "--steps", "3", "--device", "cpu", "--check", ranks=ranks, folder=tmp_path)
     found = re.search(r"^model: 20 gradients, off by (\S+) at most$", out, re.MULTILINE)
-    assert found is not None
     assert float(found[1]) < 1e-6
     losses = re.findall(r"^step \d: loss (\S+), \S+ ms; whole model: loss (\S+)$", out, re.MULTILINE)
     assert len(losses) == 3
@@ -91,7 +88,6 @@ def test_what_torch_cannot_run_is_refused(tmp_path: Path, capsys: pytest.Capture
         save_torch_replicas(way([[0, 1], [2]], sharding=2), tmp_path / "made")
     assert not (tmp_path / "made").exists()
     pipeline = way([[0]])
-    assert pipeline.plan is not None
     pipeline.plan["stages"] *= 2
     with pytest.raises(PlanError, match="its way, 'replicas', isn't one of replicas: run it with torch"):
         replicas_of(pipeline)

@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,9 +17,11 @@ from torch import Tensor, nn
 
 from placeto.formats.exports import torch_run
 from placeto.formats.plan import load_plan
-from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.cluster import save_cluster
 from tests.captures import Made, called
+from tests.cases import with_devices
 from tests.command_line import run
+from tests.forked_ranks import run_ranks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 
@@ -43,19 +43,6 @@ class Block(nn.Module):
 def net(batch=8):
     return nn.Sequential(*(Block() for _ in range(8))), (torch.randn(batch, 64, 64),), lambda y: y.square().mean()
 """
-
-
-def torchrun(*words: str) -> str:
-    """What torchrun prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def off_by(out: str) -> dict[int, float]:
@@ -85,8 +72,8 @@ def test_the_page_runs_as_it_stands(
     capsys.readouterr()
     assert run(*export[1:]) == 0
     assert capsys.readouterr().out == exported
-    assert train[0] == "torchrun"
-    out = torchrun(*train[1:])
+    assert train[:4] == ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    out = run_ranks(*train[4:], ranks=2, folder=tmp_path)
     apart = off_by(out)
     assert sorted(apart) == list(range(exported.count("\nstage ")))
     assert max(apart.values()) < 1e-6
@@ -104,14 +91,11 @@ def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model
     """`placeto run` starts it. It recomputes blocks; data parallelism would be slow over this link."""
     monkeypatch.chdir(tmp_path)
     Path("deep.py").write_text(DEEP)
-    cluster = load_cluster("2xp100")
-    devices = tuple(replace(device, memory=3_600_000) for device in cluster.devices)
-    save_cluster(replace(cluster, name="small", devices=devices, bandwidth=cluster.bandwidth / 40), "small.json")
+    cluster = with_devices("2xp100", memory=3_600_000)
+    save_cluster(replace(cluster, bandwidth=cluster.bandwidth / 40), "small.json")
     step = ("deep.py:net", "--cluster", "small.json", "--micro-batches", "4")
     assert run("plan", *step, "--runnable-by", "torch", "-o", "plan.json") == 0
     planned = load_plan("plan.json")
-    assert planned is not None
-    assert planned.plan is not None
     assert "pipeline" in planned.kind
     assert planned.fits
     assert run("export", *step, "--placement", "plan.json", "--format", "torch-pipeline", "-o", "made") == 0
@@ -120,6 +104,7 @@ def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model
     capsys.readouterr()
     assert run("run", *step, "--plan", "plan.json", "--devices", "cpu:0,cpu:1", "--check", "--steps", "1") == 0
     apart = off_by(out := capsys.readouterr().out)
+    assert re.search(r"^step +\S+ \w+ in the median of 1, spread \S+ \w+, simulated \S+ \w+$", out, re.MULTILINE)
     assert len(apart) == len(exported["split_points"]) + 1 >= 2
     assert max(apart.values()) < 1e-6
     assert_losses_of_the_whole_model(out)
@@ -153,21 +138,13 @@ def test_the_check_finds_gradients_that_differ(
         whole.register_forward_hook(lambda *_: draw())
         model.bias.grad += added  # type: ignore[operator]
         found: float = torch_run.compare(
-            whole,
-            [SimpleNamespace(submod=stage, stage_index=0)],
-            [x],
-            [target],
-            loss,
-            4,
-            2,
-            groups,
+            whole, [SimpleNamespace(submod=stage, stage_index=0)], [x], [target], loss, 4, 2, groups
         )
         assert found == pytest.approx(value.item(), abs=1e-6)
         return capsys.readouterr().out
 
     draws = False
     off = re.search(r"2 gradients, off by (\S+) at most", step(0.0))
-    assert off is not None
     assert float(off[1]) < 1e-6
     assert "2 gradients, off by 0.25 at most" in step(0.25)
     assert "2 gradients, off by nan at most" in step(math.nan)
@@ -222,7 +199,6 @@ def test_what_torch_detaches_in_place_is_a_copy() -> None:
         value = given.sum()
         given.detach_()
         value.backward()
-    assert x.grad is not None
     assert x.grad.tolist() == (torch.ones(2, 3).exp() + 2).tolist()
 
 

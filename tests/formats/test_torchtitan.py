@@ -81,10 +81,7 @@ def test_modules_keep_their_names_if_the_model_itself_has_the_layers() -> None:
     flat = Made(lambda self, x: self.head(self.layers(self.first(x))), **parts)
     made = torchtitan(planned(captured(flat), [(0,), (1,)]))
     assert not made.renamed
-    assert made.modules == (
-        ("first", "layers.0", "layers.1", "layers.2"),
-        ("layers.3", "layers.4", "layers.5", "head"),
-    )
+    assert made.modules == (("first", "layers.0", "layers.1", "layers.2"), ("layers.3", "layers.4", "layers.5", "head"))
     made = torchtitan(cut(TRAINING, [0, 1], ["body.h.3"]))
     assert made.renamed
     assert made.modules == (

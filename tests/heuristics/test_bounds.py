@@ -37,7 +37,7 @@ problems = given(seed=st.integers(0, 10**6), ops=st.integers(2, 7), devices=st.i
 
 @pytest.mark.slow
 @problems
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, devices: int, colocated: bool) -> None:
     problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     best, some_fit = optimum(problem, _free(problem))
@@ -55,7 +55,7 @@ def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, dev
 
 @pytest.mark.slow
 @problems
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, colocated: bool) -> None:
     problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     groups = group_ops(problem)

@@ -14,7 +14,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.cases import problem_of, toy_problem
+from tests.cases import problem_of, toy_problem, with_devices
 from tests.heuristics.test_bounds import optimum
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
@@ -52,9 +52,7 @@ def mixed_cluster() -> Cluster:
 
 
 def test_launches_are_refused_unless_all_placements_are_simulated() -> None:
-    cluster = toy_cluster(2)
-    hosts = replace(cluster, devices=tuple(replace(device, launch_us=7.0) for device in cluster.devices))
-    problem = small_problem(0, 4, hosts)
+    problem = small_problem(0, 4, with_devices(toy_cluster(2), launch_us=7.0))
     result, _ = solve(problem)
     assert result.makespan_us == brute_force(problem)
     with pytest.raises(PlacerError, match=r"launch ops \(launch_us\), which the placer exact doesn't count"):

@@ -1,7 +1,5 @@
 """The chunks of a plan take as long as its ops where nothing overlaps, and rank plans as their ops do."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -14,6 +12,7 @@ from placeto.problem.step.layer_costs import layer_costs
 from placeto.problem.step.layers import layers
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
+from tests.cases import with_devices
 from tests.formats import torch_toys
 from tests.heuristics.test_plans import chain
 
@@ -31,9 +30,7 @@ def test_the_chunks_of_one_device_take_the_work_of_its_ops() -> None:
 
 def test_chunks_take_as_long_as_their_launches() -> None:
     """Those of all ops, of sums of gradients over micro-batches, too."""
-    cluster = load_cluster("2xv100")
-    slow = replace(cluster, devices=tuple(replace(device, launch_us=1e4) for device in cluster.devices))
-    problem = PlacementProblem(GRAPH, slow)
+    problem = PlacementProblem(GRAPH, with_devices("2xv100", launch_us=1e4))
     alone = make_plan(problem, ((0,),), ())
     launches_us = 1e4 * int((problem.op_time[:, 0] > 0.0).sum())
     assert 8 * layer_costs(problem, False).launching_us[:, :, 0].sum() == pytest.approx(launches_us)
@@ -42,9 +39,7 @@ def test_chunks_take_as_long_as_their_launches() -> None:
 
 def test_hosts_launch_ops_of_chunks_while_devices_wait() -> None:
     """If launches began with each chunk, the chunks of these plans would take 1.04 to 1.11 times as long as the ops."""
-    cluster = load_cluster("4xv100")
-    slow = replace(cluster, devices=tuple(replace(device, launch_us=300.0) for device in cluster.devices))
-    problem = PlacementProblem(GRAPH, slow)
+    problem = PlacementProblem(GRAPH, with_devices("4xv100", launch_us=300.0))
     for plan in (plan for plan in all_plans(problem) if len(plan.devices) > 1):
         ops_us = min(simulate(problem.under(order), plan).makespan_us for order in FIRST_ORDERS)
         assert 0.96 * ops_us < chunk_score(problem, plan, FIRST_ORDERS) <= ops_us

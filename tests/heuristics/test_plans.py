@@ -1,6 +1,5 @@
 """Stages on replicas, and the order in which steps in micro-batches run."""
 
-from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -23,7 +22,7 @@ from placeto.problem.step.plan import Plan
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
-from tests.cases import problem_of
+from tests.cases import problem_of, with_devices
 from tests.planning.test_short_memory import graph_of, limited
 
 LAYERS = 8
@@ -69,7 +68,6 @@ def test_faster_devices_get_more_layers_and_more_micro_batches() -> None:
     assert border > LAYERS // 2
     assert make_plan(problem, ((0, 1), (2, 3))).moved(0, -border) is None
     moved = make_plan(problem, ((0, 1), (2, 3))).moved(0, 1)
-    assert moved is not None
     assert moved.borders == (border + 1,)
 
 
@@ -166,8 +164,7 @@ def test_gradients_of_weights_are_not_deferred_if_memory_is_short_of_what_they_k
     cluster = load_cluster("2xv100")
     free = load_placer("pipeline")(PlacementProblem(graph, cluster))
     peak = int(free.schedule().peak_memory.max())
-    devices = tuple(replace(device, memory=peak * 2 // 5) for device in cluster.devices)
-    problem = PlacementProblem(graph, replace(cluster, devices=devices))
+    problem = PlacementProblem(graph, with_devices(cluster, memory=peak * 2 // 5))
     assert not any(
         simulate(problem, free.placement, order=order).fits for order in bounded_orders(problem, free.placement)
     )

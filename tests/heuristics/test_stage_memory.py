@@ -7,15 +7,10 @@ import pytest
 
 from placeto.heuristics.plan_chunks import order_of_ops
 from placeto.heuristics.plans import make_plan
-from placeto.heuristics.stage_memory import (
-    _kept,
-    block_costs,
-    by_chunks,
-    fitting_stages,
-    in_flight,
-    with_more_blocks,
-)
+from placeto.heuristics.stage_memory import BlockCosts, _kept, block_costs, by_chunks, fitting_stages, in_flight
+from placeto.heuristics.stage_memory import with_more_blocks as with_more
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.chunk_order import order_chunks
 from placeto.simulator.tool_steps.pipeline_step import pipeline_step
@@ -28,9 +23,23 @@ def problem_of(memory: int) -> PlacementProblem:
     return PlacementProblem(graph_of(4), limited(memory, "4xv100"))
 
 
-def test_what_blocks_save_and_cost() -> None:
-    costs = block_costs(problem_of(10**9))
-    assert costs is not None
+@pytest.fixture(scope="module")
+def problem() -> PlacementProblem:
+    """On devices with room for all."""
+    return problem_of(10**9)
+
+
+@pytest.fixture(scope="module")
+def costs(problem: PlacementProblem) -> BlockCosts:
+    return block_costs(problem)
+
+
+@pytest.fixture(scope="module")
+def plan(problem: PlacementProblem, costs: BlockCosts) -> Plan:
+    return costs.in_stages(make_plan(problem, DEVICES))
+
+
+def test_what_blocks_save_and_cost(costs: BlockCosts) -> None:
     assert len(costs.paths) == BLOCKS
     assert (costs.saved > 0).all()
     assert (costs.us > 0.0).all()
@@ -44,7 +53,6 @@ def best_by_trying(memory: int) -> float | None:
     """The least time of the slowest stage over all borders, each stage with the fewest first blocks that fit."""
     problem = problem_of(memory)
     costs, least = block_costs(problem), None
-    assert costs is not None
     crossing = np.concatenate([[0], costs.crossing, [0]])
     for borders in combinations(costs.cuts.tolist(), len(DEVICES) - 1):
         slowest = 0.0
@@ -66,12 +74,8 @@ def best_by_trying(memory: int) -> float | None:
 @pytest.mark.parametrize("kilobytes", [250, 400, 600, 900, 1500, 10_000])
 def test_stages_are_those_of_trying_all(kilobytes: int) -> None:
     problem = problem_of(1000 * kilobytes)
-    costs, made, least = (
-        block_costs(problem),
-        fitting_stages(problem, block_costs(problem), DEVICES),
-        best_by_trying(1000 * kilobytes),
-    )
-    assert costs is not None
+    costs = block_costs(problem)
+    made, least = fitting_stages(problem, costs, DEVICES), best_by_trying(1000 * kilobytes)
     assert (made is None) == (least is None)
     if made is not None:
         borders, blocks = made
@@ -85,36 +89,23 @@ def test_stages_are_those_of_trying_all(kilobytes: int) -> None:
         assert max(times) == pytest.approx(least)
 
 
-def test_a_device_that_lacks_memory_recomputes_further_blocks() -> None:
-    problem = problem_of(10**9)
-    costs = block_costs(problem)
-    assert costs is not None
-    plan = make_plan(problem, DEVICES)
-    moved = costs.in_stages(plan)
-    assert moved is not None
-    assert with_more_blocks(costs, moved, np.array([0, 0, 0, 0])) == moved
-    one = with_more_blocks(costs, moved, np.array([1, 0, 0, 0]))
+def test_a_device_that_lacks_memory_recomputes_further_blocks(costs: BlockCosts, plan: Plan) -> None:
+    assert with_more(costs, plan, np.array([0, 0, 0, 0])) == plan
+    one = with_more(costs, plan, np.array([1, 0, 0, 0]))
     assert one.recomputed == costs.paths[:1]
-    several = with_more_blocks(costs, moved, np.array([10**12, 1, 0, 0]))
-    assert len(several.recomputed) == len(costs.within(0, moved.borders[0])) + 1
-    assert with_more_blocks(costs, several, np.array([1, 0, 0, 0])) == several, "there is none left"
+    several = with_more(costs, plan, np.array([10**12, 1, 0, 0]))
+    assert len(several.recomputed) == len(costs.within(0, plan.borders[0])) + 1
+    assert with_more(costs, several, np.array([1, 0, 0, 0])) == several, "there is none left"
 
 
-def test_a_block_in_which_a_stage_begins_is_kept() -> None:
-    costs = block_costs(problem_of(10**9))
-    assert costs is not None
+def test_a_block_in_which_a_stage_begins_is_kept(costs: BlockCosts) -> None:
     first, last = costs.spans[2]
     assert costs.within(0, last + 1) == [0, 1, 2]
     assert costs.within(0, last) == [0, 1]
     assert costs.within(first + 1, len(costs.block)) == [3, 4, 5]
 
 
-def test_near_a_plan_is_one_block_or_one_cut() -> None:
-    problem = problem_of(10**9)
-    costs = block_costs(problem)
-    assert costs is not None
-    plan = costs.in_stages(make_plan(problem, DEVICES))
-    assert plan is not None
+def test_near_a_plan_is_one_block_or_one_cut(costs: BlockCosts, plan: Plan) -> None:
     near = [*costs.near(plan)]
     assert len(set(near)) == len(near)
     assert {len(each.recomputed) for each in near} == {0, 1}
@@ -124,11 +115,9 @@ def test_near_a_plan_is_one_block_or_one_cut() -> None:
     assert moved == [1] * len(moved)
 
 
-def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks() -> None:
-    problem = problem_of(10**9)
-    costs = block_costs(problem)
-    assert costs is not None
-    plan = costs.in_stages(make_plan(problem, DEVICES))
+def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks(
+    problem: PlacementProblem, costs: BlockCosts, plan: Plan
+) -> None:
     assert plan is not None
     for counts in ((0, 0, 0), (1, 0, 1)):
         recomputing = costs.recomputing(plan, counts)
@@ -141,9 +130,7 @@ def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks() -> None:
 def test_chunks_keep_for_gradients_of_weights_what_torch_keeps() -> None:
     problem = PlacementProblem(llama_of(4), limited(10**12, "4xv100"))
     costs = block_costs(problem)
-    assert costs is not None
     plan = costs.in_stages(make_plan(problem, DEVICES))
-    assert plan is not None
     latest = max(by_chunks(problem, costs, plan, problem.cluster.memory), key=lambda each: each.chunks.peak_memory[2])
     order = order_of_ops(problem, plan, latest.chunks, costs.joined(plan))
     ran = order_chunks(simulate(problem, plan.placement(problem), order=order, plan=plan))

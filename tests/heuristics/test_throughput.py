@@ -18,7 +18,7 @@ from placeto.placers import resolve_graph
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from tests.cases import problem_of
+from tests.cases import problem_of, with_devices
 from tests.toys import alike, linked
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -89,8 +89,7 @@ PROBLEMS = {
 
 
 def test_launches_are_refused() -> None:
-    boards = cluster(2)
-    hosts = replace(boards, devices=tuple(replace(device, launch_us=7.0) for device in boards.devices))
+    hosts = with_devices(cluster(2), launch_us=7.0)
     with pytest.raises(PlacerError, match=r"launch ops \(launch_us\), which the objective throughput doesn't count"):
         free(PlacementProblem(graph(0, 7), hosts))
 
@@ -140,7 +139,6 @@ def test_devices_of_many_kinds_follow_each_other_and_nothing_is_claimed() -> Non
 def test_ideals_are_closed_and_those_of_an_order_are_among_them() -> None:
     stream = stream_of(PROBLEMS["training"])
     ideals = all_ideals(stream)
-    assert ideals is not None
     assert len(np.unique(ideals, axis=0)) == len(ideals)
     assert not (ideals[:, stream.before[:, 1]] & ~ideals[:, stream.before[:, 0]]).any()
     closed = sum(

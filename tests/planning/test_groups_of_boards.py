@@ -60,7 +60,6 @@ def test_groups_work_together_where_there_are_fewer_samples_than_boards() -> Non
     plans = planned()
     assert {step.width for step in plans.steps} == {1, 2, 4}
     assert (plans.best.kind, plans.best.shape) == (Kind.GRADIENTS_SHARDED, "2 replicas, groups of 2")
-    assert plans.best.plan is not None
     assert plans.best.plan.line(plans.best.result.problem.cluster) == "2 replicas, groups of 2, 2 micro-batches, ZeRO 2"
     assert plans.best.run_by == "torch FSDP, TP"
     for step in plans.steps:
@@ -93,7 +92,6 @@ def test_each_file_is_read_as_it_was_written(tmp_path) -> None:
     for number, step in enumerate(each for each in planned().steps if each.width > 1):
         save_plan(step.file(boards), path := tmp_path / f"{number}.json")
         file = load_plan(path)
-        assert file is not None
         file.check_cluster(boards)
         assert file.plan["width"] == step.width
         if step.placement is not None:

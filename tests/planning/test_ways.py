@@ -22,6 +22,7 @@ from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
+from tests.cases import with_devices
 
 BATCH = 4096
 WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
@@ -40,7 +41,7 @@ def planned(cluster: Cluster | str, micro_batches: Sequence[int] = COUNTS, batch
 
 def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
     cluster = load_cluster("4xv100")
-    hosts = replace(cluster, devices=tuple(replace(device, launch_us=500.0) for device in cluster.devices))
+    hosts = with_devices(cluster, launch_us=500.0)
     found, slow = (planned(each, batch=512).best for each in (cluster, hosts))
     assert found.launch_warning.startswith(" A device runs ")
     assert " ops in a step: if its host " in found.launch_warning
@@ -104,8 +105,7 @@ def test_of_devices_that_are_alike_one_is_tried_alone(monkeypatch: pytest.Monkey
         return single_ways.one_device(problem, device, *given)
 
     monkeypatch.setattr(ways, "one_device", one_device)
-    cluster = load_cluster("2xv100+2xp100")
-    small = replace(cluster, devices=tuple(replace(device, memory=10**6) for device in cluster.devices))
+    small = with_devices("2xv100+2xp100", memory=10**6)
     first = {device.kind: number for number, device in reversed([*enumerate(small.devices)])}
     planned(small, (1,))
     assert set(tried) == {*first.values()}
@@ -204,8 +204,7 @@ def test_the_next_way_is_told_with_its_ratio_and_as_the_best_of_another_kind_if_
 
 def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     whole = 8 * 4 * 1024**2
-    small = load_cluster("4xv100")
-    small = replace(small, devices=tuple(replace(of, memory=3 * whole) for of in small.devices))
+    small = with_devices("4xv100", memory=3 * whole)
     found = planned(small)
     fits = [step.fits for step in found.steps]
     assert fits == sorted(fits, reverse=True)
@@ -213,8 +212,7 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     assert found.best.fits
     assert "one device lacks the memory for it" in found.advice()
     assert "too little" in str(found)
-    tiny = replace(small, devices=tuple(replace(of, memory=whole // 8) for of in small.devices))
-    assert "None of these fits" in planned(tiny, [4]).advice()
+    assert "None of these fits" in planned(with_devices(small, memory=whole // 8), [4]).advice()
 
 
 def test_headroom_is_left_free() -> None:
@@ -262,8 +260,8 @@ def test_plans_for_torch_deal_micro_batches_evenly() -> None:
 
 def whole_modules(problem: PlacementProblem, memory: int) -> PlannedStep:
     """The way in whole modules if each device has this memory."""
-    devices = tuple(replace(device, memory=memory) for device in problem.cluster.devices)
-    (step,) = single_ways.whole_modules(replace(problem, cluster=replace(problem.cluster, devices=devices)), BATCH)
+    tight = replace(problem, cluster=with_devices(problem.cluster, memory=memory))
+    (step,) = single_ways.whole_modules(tight, BATCH)
     return step
 
 
@@ -305,7 +303,6 @@ def test_each_way_has_a_file(plans: Plans) -> None:
         if file.placement is not None:
             assert len(file.placement.placement) == step.placed.problem.num_ops
         if step.kind in WITH_REPLICAS:
-            assert file.plan is not None
             assert [one.get("sharding", 0) for one in file.plan["stages"]] == [stage]
 
 
@@ -322,9 +319,8 @@ def test_replicas_are_not_sent_what_is_not_trained() -> None:
 
 
 def test_whole_modules_run_in_several_micro_batches_where_one_does_not_fit() -> None:
-    cluster = load_cluster("2xv100")
     whole = next(step for step in planned("2xv100", [1]).steps if step.kind == Kind.WHOLE)
-    tight = replace(cluster, devices=tuple(replace(device, memory=whole.used * 3 // 4) for device in cluster.devices))
+    tight = with_devices("2xv100", memory=whole.used * 3 // 4)
     found = next(step for step in planned(tight, [1, 2, 4]).steps if step.kind == Kind.WHOLE)
     assert (found.fits, found.micro_batches, found.run_by) == (True, 2, "accelerate")
     assert found.memory["weights"] == whole.memory["weights"]

@@ -131,11 +131,7 @@ def test_answers_that_dont_fit_are_refused(adds: Callable[..., None], returns: s
 @pytest.mark.parametrize(
     ("name", "error", "says"),
     [
-        (
-            "broken",
-            PlacerError,
-            r"policy ours\.broken can't be made of .*: RuntimeError: no \(.*ours\.py, line 17\)",
-        ),
+        ("broken", PlacerError, r"policy ours\.broken can't be made of .*: RuntimeError: no \(.*ours\.py, line 17\)"),
         ("empty", PlacerError, "makes a network without parameters"),
         ("number", PlacerError, "must make a Module, not 3"),
         ("whole", PlacerError, r"policy ours\.Network must make a OneShotPolicy, not Network\(\)"),

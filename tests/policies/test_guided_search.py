@@ -43,7 +43,7 @@ def quality(result):
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 1000), speeds=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 1.5)]), memory=st.sampled_from([9, 4, 2])
 )
@@ -53,7 +53,7 @@ def test_never_worse_than_a_constructive_heuristic(placer, seed, speeds, memory)
     need = int(graph.output_bytes.sum())
     problem = PlacementProblem(graph, toy_cluster(len(speeds), speeds, max(1, need * memory // 18)))
     cheap = {name: quality(HEURISTICS[name](problem, seed=0)) for name in CONSTRUCTIVE}
-    ends = [quality(placer(problem, simulations=budget)) for budget in (0, 300, 1000)]
+    ends = [quality(placer(problem, simulations=budget)) for budget in (0, 100, 400)]
     for name, end in cheap.items():
         assert max(ends) <= end, name
 

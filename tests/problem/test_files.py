@@ -29,7 +29,6 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has locked a path."""
     code = f"from placeto.problem.files import locked\nwith locked({str(path)!r}): print('locked', flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     try:
         yield process

@@ -33,17 +33,14 @@ ALL_MODES = [(transfers, link, False) for transfers, link in [*MODES, ("unicast"
 ]
 
 
-@pytest.mark.parametrize("graphs", [2, pytest.param(3, marks=pytest.mark.slow)])  # each mode sees 16 times as many
 @pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize(("transfers", "link", "shared"), ALL_MODES)
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_equals_the_plain_reference(
-    transfers: str, link: str, shared: bool, dispatch: str, graphs: int, seed: int
-) -> None:
+def test_equals_the_plain_reference(transfers: str, link: str, shared: bool, dispatch: str, seed: int) -> None:
     """To the bit, but slack, whose sums the reference adds up in another order."""
-    rng = np.random.default_rng([graphs, seed])  # so that the slow ones are others
-    for _ in range(graphs):
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
         problem, placement = random_problem(rng, transfers, link, dispatch, shared)
         schedule, expected = simulate(problem, placement), reference(problem, placement)
         _assert_same_times(schedule, expected)

@@ -21,6 +21,14 @@ from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.threads import set_threads
 from tests.cases import toy_problem
 
+problem = toy_problem(2, 30, 3)
+if os.fork() == 0:
+    torch.set_num_threads(1)
+    for name in "single", "etf":
+        placeto.load_placer(name)(problem, simulations=40)
+        assert torch.get_num_threads() == 1, name
+    os._exit(0)
+assert os.wait()[1] == 0
 seen = []
 
 def watch(owner, name):
@@ -35,7 +43,6 @@ watch(Sweeper, "_logits")
 watch(GdpPolicy, "sample")
 watch(TraversalPlacer, "_traverse")
 torch.set_num_threads(2)
-problem = toy_problem(2, 30, 3)
 paper = TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig()))
 for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())), paper:
     place(problem, simulations=100)
@@ -54,25 +61,6 @@ assert torch.get_num_threads() == 3
 
 
 @pytest.mark.slow
-def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
-    """In a process of its own, with more threads than those of the tests."""
+def test_learned_placers_have_one_thread_from_their_first_call_on_and_others_leave_torch_those_that_it_has() -> None:
+    """In processes of their own, with more threads than those of the tests."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)
-
-
-PLACE = """
-import os
-os.environ["NUMBA_NUM_THREADS"] = "3"
-import torch
-torch.set_num_threads(1)
-import placeto
-from tests.cases import toy_problem
-
-problem = toy_problem(2, 30, 3)
-for name in "single", "etf":
-    placeto.load_placer(name)(problem, simulations=40)
-    assert torch.get_num_threads() == 1, name
-"""
-
-
-def test_placers_leave_torch_the_threads_that_it_has() -> None:
-    subprocess.run([sys.executable, "-c", PLACE], cwd=ROOT, check=True)

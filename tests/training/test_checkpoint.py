@@ -128,10 +128,7 @@ def nested(depth: int) -> list[object]:
         ({"parameters": [1]}, r"parameters must be an object, not \[1\]"),
         ({"graphs": {"training": [1]}}, r"graphs.training must be an object, not \[1\]"),
         ({"parameters": {"weight": torch.tensor([1.0, np.nan])}}, "parameters holds a NaN or an infinite number"),
-        (
-            {"best_parameters": {"weight": torch.tensor([np.inf])}},
-            "best_parameters holds a NaN or an infinite number",
-        ),
+        ({"best_parameters": {"weight": torch.tensor([np.inf])}}, "best_parameters holds a NaN or an infinite number"),
         ({"optimizer": {"state": [{"step": np.nan}]}}, "optimizer holds a NaN or an infinite number"),
         ({"elite_score": torch.tensor([np.inf]), "best_validation": np.inf}, None),  # nothing was met so far
     ],

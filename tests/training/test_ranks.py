@@ -1,10 +1,7 @@
 import math
-import os
 import shutil
-import subprocess
-import sys
+from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,24 +17,15 @@ from placeto.training.ranks import Ranks
 from placeto.training.trainer import _check_ranks
 from tests import distributed_worker
 from tests.distributed_worker import PLACERS
+from tests.forked_ranks import run_ranks
 from tests.toys import random_graph, toy_cluster
-
-ROOT = Path(__file__).parents[2]
-
-
-def torchrun(*arguments):
-    """Two ranks; what they said."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *arguments]
-    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=os.environ | threads, capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """Where two ranks have done the runs of `distributed_worker`."""
     out = tmp_path_factory.mktemp("ranks")
-    done = torchrun("tests.distributed_worker", str(out))
-    assert done.returncode == 0, done.stderr
+    run_ranks("tests.distributed_worker", str(out), ranks=2, folder=out)
     return out
 
 
@@ -132,7 +120,7 @@ def test_a_rank_that_dies_leaves_no_rank_waiting(out):
 
 
 @pytest.mark.slow
-def test_train_command_under_torchrun_speaks_once(tmp_path):
+def test_train_command_in_several_ranks_speaks_once(tmp_path):
     for seed in range(2):
         save_graph(random_graph(seed, 12), tmp_path / f"g{seed}.json")
     save_cluster(toy_cluster(2), tmp_path / "cluster.json")
@@ -140,17 +128,13 @@ def test_train_command_under_torchrun_speaks_once(tmp_path):
     learning = ["--learning.graphs", "2", "--learning.replicas", "2", "--learning.moves", "2"]
     learning += ["--learning.annealed", "0"]  # which the runs of `distributed_worker` have
     where = ["--cluster", str(tmp_path / "cluster.json"), "--out", str(tmp_path / "run")]
-    done = torchrun("placeto", "train", *graphs, *where, *learning, "--policy.hidden", "8", "--iterations", "2")
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "validation",
-        "best",
-        "best",
-        "checkpoint",
-        "curves",
-    ]
-    assert done.stderr.count("no validation graphs") == 1
-    assert done.stderr.count("training: 100 %") == 1
+    command = "placeto", "train", *graphs, *where, *learning, "--policy.hidden", "8", "--iterations", "2"
+    told = run_ranks(*command, ranks=2, folder=tmp_path)
+    words = Counter(line.split()[0] for line in told.splitlines())
+    once = {word: words[word] for word in ("validation", "best", "checkpoint", "curves")}
+    assert once == {"validation": 1, "best": 2, "checkpoint": 1, "curves": 1}
+    assert told.count("no validation graphs") == 1
+    assert told.count("training: 100 %") == 1
     assert load_checkpoint(tmp_path / "run")["iteration"] == 2
     assert sorted(path.name for path in (tmp_path / "run").glob("p*")) == ["placement-0.json", "placement-1.json"]
 

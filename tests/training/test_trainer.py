@@ -24,6 +24,7 @@ from placeto.training.learners.learner import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import train
 from tests.cases import toy_problem
+from tests.forked_ranks import FORKS
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(
@@ -65,21 +66,15 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path):
     """kill -9 half way, resume: bit-identical parameters, optimizer and random states."""
-    script = textwrap.dedent(
-        f"""
-        from tests.training.test_trainer import config, problems
-        from placeto.training.trainer import train
-        train(config({str(tmp_path)!r}), problems(3), problems(2, 10))
-        """
-    )
-    child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    child = FORKS.Process(target=train, args=(config(tmp_path), problems(3), problems(2, 10)))
+    child.start()
     deadline = time.monotonic() + 120
     while not (tmp_path / "checkpoint.pt").exists() or load_checkpoint(tmp_path)["iteration"] < 3:
-        assert child.poll() is None or (tmp_path / "checkpoint.pt").exists()
+        assert child.exitcode is None or (tmp_path / "checkpoint.pt").exists()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     child.kill()
-    child.wait()
+    child.join()
     reached = load_checkpoint(tmp_path)["iteration"]
     train(config(tmp_path), problems(3), problems(2, 10), resume=True)
     one, other = load_checkpoint(uninterrupted), load_checkpoint(tmp_path)

@@ -19,11 +19,7 @@ from placeto.training.without_effect import REINFORCED, SUPERVISED, without_effe
         ("placeto", {"reinforcement": 0.5, "labels": 3, "lr": 0.1}, []),
         ("placeto-paper", {"lr": 0.1}, []),
         ("gdp", {"lr": 0.1, "epochs": 3}, []),
-        (
-            "gdp",
-            {"algorithm": "reinforce", "epochs": 3},
-            ["learning.epochs: has no effect, because learning.algo"],
-        ),
+        ("gdp", {"algorithm": "reinforce", "epochs": 3}, ["learning.epochs: has no effect, because learning.algo"]),
         ("gdp", {"quantile": 0.5}, ["learning.quantile: has no effect, because learning.baseline is samples, not q"]),
         ("gdp", {"baseline": "moving", "decay": 0.5}, []),
         (

@@ -48,7 +48,6 @@ def test_an_element_sees_its_segment_and_the_one_before() -> None:
 def test_no_gradient_flows_into_the_cache() -> None:
     x = torch.randn(12, 8, requires_grad=True)
     layer()(x, torch.zeros(8))[8:].sum().backward()
-    assert x.grad is not None
     assert (x.grad[:8] == 0).all()
     assert (x.grad[8:] != 0).any()
 

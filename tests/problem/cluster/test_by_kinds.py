@@ -20,7 +20,6 @@ def test_all_kinds_of_gpus_may_be_counted() -> None:
 @pytest.mark.parametrize("preset", ["2xrtx3090", "4xl4", "8xh100", "4xa100", "4xv100", "2xrtx3090+1xrtx4090"])
 def test_links_are_those_of_the_preset(preset: str) -> None:
     made, cluster = of_kinds(preset), CLUSTERS[preset]()
-    assert made is not None
     found = made[0]
     off = ~np.eye(len(cluster.devices), dtype=bool)
     assert (found.bandwidth == cluster.bandwidth)[off].all()
@@ -30,7 +29,6 @@ def test_links_are_those_of_the_preset(preset: str) -> None:
 
 def test_more_boards_have_the_same_links_if_each_sends_by_itself() -> None:
     made = of_kinds("4xrtx3090")
-    assert made is not None
     assert "as in the preset 2xrtx3090" in made[1]
     assert set(np.unique(made[0].bandwidth[~np.eye(4, dtype=bool)]).tolist()) == {12e3}  # bytes/us
     with pytest.raises(ClusterError, match=r"^6xa100: no preset says how more than 4 a100 are linked: write a cluster"):

@@ -96,10 +96,7 @@ def test_a_topology_stands_in_place_of_the_matrices(tmp_path: Path) -> None:
             second({"flops": {"float32": 1e12, "fp16": 2e12}}),
             r"devices\['b'\]\.flops\.fp16 must be 'float64', .* or 'int8', not 'fp16'",
         ),
-        (
-            second({"flops": {"float16": 2e12}}),
-            r"devices\['b'\]\.flops must give the peak of float32",
-        ),
+        (second({"flops": {"float16": 2e12}}), r"devices\['b'\]\.flops must give the peak of float32"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [0, 0]]}, "bandwidth from 'gpu:1' to 'gpu:0' must be finite and > 0, not 0"),
@@ -178,11 +175,7 @@ def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: s
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"shared_links": (SharedLink("card", 1.0, ("a\n\x1b[31m",), ("b",)),)},
-        {"hosts": (0, 5)},
-        {"link": "no\nlink"},
-    ],
+    [{"shared_links": (SharedLink("card", 1.0, ("a\n\x1b[31m",), ("b",)),)}, {"hosts": (0, 5)}, {"link": "no\nlink"}],
 )
 def test_messages_are_one_line_whatever_names_hold(change: dict[str, Any]) -> None:
     cluster = load_cluster("2xv100")
@@ -240,10 +233,7 @@ def test_shared_links_of_a_file(tmp_path: Path) -> None:
     assert cluster.latency_us.tolist() == [[0.0, 3.0], [0.0, 0.0]]
     assert cluster.bandwidth[0, 1] == 1e3
     for change, message in (
-        (
-            {"bandwidth": 25},
-            r"shared link 'card': bandwidth = 25 bytes/s is implausible",
-        ),
+        ({"bandwidth": 25}, r"shared link 'card': bandwidth = 25 bytes/s is implausible"),
         ({"to": ["gpu:7"]}, r"shared_links\['card'\]: there is no device 'gpu:7', but gpu:0, gpu:1"),
         ({"too": []}, r"shared_links\['card'\]\.too is unknown"),
     ):

@@ -95,10 +95,7 @@ def test_to_networkx() -> None:
         (_changed(1, inputs=[["bottm", 0]]), "op 'left': input 'bottm' is no op of the graph"),
         (_changed(1, inputs=[["top", 2]]), "op 'left': input 'top' has 2 outputs, there is no output 2"),
         (_changed(1, name="top"), "op 'top': duplicate name"),
-        (
-            _changed(2, dtype="fp16"),
-            r"ops\['right'\]\.dtype must be 'float64', .* or 'int8', not 'fp16'",
-        ),
+        (_changed(2, dtype="fp16"), r"ops\['right'\]\.dtype must be 'float64', .* or 'int8', not 'fp16'"),
         (_changed(2, flop=1), r"ops\['right'\]\.flop is unknown"),
         (_changed(2, colocation={"a": 1}), r"ops\['right'\]\.colocation must be a string or an integer"),
         (_changed(2, name="\x1b[31m", outputs=3), r"ops\['\\x1b\[31m'\]\.outputs must be a list, not 3"),
@@ -153,14 +150,8 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"time_us": {7: np.ones(4)}}, "a kind of device in time_us must be a string, not 7"),
         ({"time_us": [1.0]}, "time_us must be a mapping"),
         ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 values, one for each op"),
-        (
-            {"dtypes": ("float32",) * 3 + ("half",)},
-            r"dtypes\.bottom must be 'float64', .* or 'int8', not 'half'",
-        ),
-        (
-            {"kernels": ("deep",) * 4},
-            r"kernels\.top must be '', 'grouped', .* or 'attention', not 'deep'",
-        ),
+        ({"dtypes": ("float32",) * 3 + ("half",)}, r"dtypes\.bottom must be 'float64', .* or 'int8', not 'half'"),
+        ({"kernels": ("deep",) * 4}, r"kernels\.top must be '', 'grouped', .* or 'attention', not 'deep'"),
         ({"modules": ("", "", "", 4)}, r"modules\.bottom must be a string, not 4"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
     ],

@@ -39,7 +39,7 @@ def recurrent(steps: int) -> list[dict]:
     As captured: the weight, its first user and the last sum of its gradient are colocated.
     """
     ops: list[dict] = [
-        {"name": "cell.weight", "type": "parameter", "module": "cell", "param_bytes": 8 * MB, "outputs": [8 * MB]},
+        {"name": "cell.weight", "type": "parameter", "module": "cell", "param_bytes": 8 * MB, "outputs": [8 * MB]}
     ]
     ops[0] |= {"time_us": {"*": 0.0}, "colocation": "w"}
 

@@ -37,10 +37,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         ({"sharding": (0, 4)}, "one of 0, 1, 2, 3 for each of 2 stages"),
         ({"chunks": (((0, "F", 1),), (), (), ())}, "device 0 can't run chunk 0F1"),
         ({"chunks": (((0, "X", 0),), (), (), ())}, "device 0 can't run chunk 0X0"),
-        (
-            {"chunks": (((0, "F", 0), (0, "F", 0)), (), (), ())},
-            "chunk 0F0 of the plan, or not again",
-        ),
+        ({"chunks": (((0, "F", 0), (0, "F", 0)), (), (), ())}, "chunk 0F0 of the plan, or not again"),
     ):
         with pytest.raises(PlanError, match=told):
             replace(PLAN, **wrong)  # type: ignore[arg-type]
