@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pymetis
 
-from placeto.heuristics.rules import cut_in_order, device_speeds, group_sum, group_times, score_within_memory
+from placeto.heuristics.rules import cut_in_order, group_sum, group_times, score_within_memory
 from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
@@ -95,7 +95,7 @@ def _partition(
         recursive: whether METIS bisects recursively, rather than make all parts at once.
     """
     num_groups, num_devices = len(work), problem.num_devices
-    speeds = device_speeds(problem)
+    speeds = problem.speeds
     if num_devices == 1 or num_groups <= 1:
         return np.full(num_groups, speeds.argmax())
     pressure = min(1.0, demand.sum() / float(problem.cluster.memory.sum()))

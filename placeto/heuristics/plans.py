@@ -25,7 +25,6 @@ from placeto.heuristics.naive import try_single
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plan_chunks import chunk_score
 from placeto.heuristics.repair import repair
-from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph.module_paths import LOSS
@@ -350,7 +349,7 @@ def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[
 def _programmed(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Plan]:
     """The plans of `stage_programs`, whose stages may have different numbers of replicas."""
     cut, count = layers(problem, whole), problem.graph.num_micro_batches
-    speed = problem.num_devices * device_speeds(problem)[devices]
+    speed = problem.num_devices * problem.speeds[devices]
     sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth[np.ix_(devices, devices)]
     programs = stage_programs(cut.work_us, cut.parameters, sent, speed, bandwidth, count)
     return [
@@ -371,7 +370,7 @@ def make_plan(
             their devices, as whole layers allow.
         whole: whether the layers keep modules whole.
     """
-    speeds, work, count = device_speeds(problem), layers(problem, whole).work_us, problem.graph.num_micro_batches
+    speeds, work, count = problem.speeds, layers(problem, whole).work_us, problem.graph.num_micro_batches
     micro_batches = tuple(dealt(count, speeds[list(replicas)]) for replicas in devices)
     if borders is None:
         borders = _balanced(work, np.array([speeds[list(replicas)].sum() for replicas in devices]))

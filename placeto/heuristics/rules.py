@@ -15,7 +15,6 @@ from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import op_outputs
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.single_device import busy_us
 
 Made = TypeVar("Made")
 Rule = Callable[[Evaluator, int], None]
@@ -69,12 +68,6 @@ def score_within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.n
         evaluator.score_ops(placement)
 
 
-def device_speeds(problem: PlacementProblem) -> np.ndarray:
-    """(D,) each device's share of the cluster's speed on this graph; the shares sum to 1."""
-    speed = 1.0 / np.maximum(busy_us(problem), 1e-9)
-    return speed / speed.sum()
-
-
 def cut_in_order(order: np.ndarray, work: np.ndarray, demand: np.ndarray, problem: PlacementProblem) -> np.ndarray:
     """Cut groups in `order` (G,) into contiguous parts of equal time, one per device: placement (G,).
 
@@ -87,7 +80,7 @@ def cut_in_order(order: np.ndarray, work: np.ndarray, demand: np.ndarray, proble
         demand: (G,) bytes of each group.
         problem: has the devices.
     """
-    share, memory = device_speeds(problem), problem.cluster.memory
+    share, memory = problem.speeds, problem.cluster.memory
     bounds = np.cumsum(share) * work.sum()
     placement, device, done, used = np.zeros(len(order), np.int64), 0, 0.0, 0.0
     for group in order.tolist():

@@ -10,176 +10,24 @@ Legend: B blocks, C cuts, L layers, D devices, P stages, R replicas of a stage, 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
+from placeto.heuristics.block_costs import BlockCosts
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plan_chunks import chunk_problem
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.forward_pass import before_loss, in_first
-from placeto.problem.step.layer_costs import FORWARD, INPUTS, WEIGHTS, LayerCosts, Part, layer_costs
-from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Stages
-from placeto.problem.step.recomputation import block_of, recomputable, recomputed
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import Schedule, simulate
 
-_MOST_CUTS = 64
-"""Upper limit of the layers with which a stage can begin: the time of the program grows with their square."""
 _MUCH = 0.2
 """If chunks lack more of the memory, they are not simulated with devices that hold fewer of them."""
-
-
-@dataclass(frozen=True, eq=False)
-class BlockCosts:
-    """What it costs to keep the activations of each block, and what it costs to recompute them."""
-
-    paths: tuple[str, ...]  # (B,) the blocks, in program order
-    block: np.ndarray  # (L,) int64, the block of each layer; -1 = none
-    spans: np.ndarray  # (B, 2) int64, the first and the last layer with ops of each block; neighbours may share a layer
-    cuts: np.ndarray  # (C,) int64, the layers with which a stage can begin
-    crossing: np.ndarray  # (L-1,) int64, bytes that cross each border forward and backward, of a micro-batch
-    keep: LayerCosts  # if no block is recomputed
-    again: LayerCosts  # if all are
-
-    @cached_property
-    def kept(self) -> np.ndarray:
-        """(L,) int64, bytes that each layer keeps for the backward pass in each micro-batch, if none is recomputed."""
-        return _kept(self.keep)
-
-    @cached_property
-    def saved(self) -> np.ndarray:
-        """(B,) int64, bytes that recomputing each block saves in each micro-batch."""
-        return self._of_blocks(self.kept - _kept(self.again)).astype(np.int64)
-
-    @cached_property
-    def us(self) -> np.ndarray:
-        """(B, D) microseconds that recomputing each block takes in each micro-batch."""
-        more = (self.again.us - self.keep.us).sum(axis=0)
-        return np.stack([self._of_blocks(column) for column in more.T], axis=1)
-
-    def of(self, paths: Sequence[str]) -> LayerCosts:
-        """The costs of layers if these blocks are recomputed."""
-        chosen = np.isin(self.block, [self.paths.index(path) for path in paths])
-        busy, launching = (
-            np.where(chosen[None, :, None], again, keep)
-            for again, keep in (
-                (self.again.busy_us, self.keep.busy_us),
-                (self.again.launching_us, self.keep.launching_us),
-            )
-        )
-        made = {key: size for key, size in self.keep.made.items() if not chosen[key[0].layer]}
-        made |= {key: size for key, size in self.again.made.items() if chosen[key[0].layer]}
-        return replace(self.keep, busy_us=busy, launching_us=launching, made=made)
-
-    def as_run(self, plan: Plan) -> LayerCosts:
-        """The costs of layers as tools run a plan: gradients of weights of stages that are `joined` don't wait."""
-        costs, sizes = self.of(plan.recomputed), np.diff((0, *plan.borders, plan.num_layers))
-        joined = np.repeat(self.joined(plan), sizes)
-        times, made = (costs.busy_us.copy(), costs.launching_us.copy()), Counter[tuple[Part, frozenset[Part]]]()
-        for us in times:
-            us[INPUTS, joined] += us[WEIGHTS, joined]
-            us[WEIGHTS, joined] = 0.0
-        for (maker, readers), size in costs.made.items():
-            if maker.kind == FORWARD:
-                readers = frozenset(
-                    Part(INPUTS, reader.layer) if reader.kind == WEIGHTS and joined[reader.layer] else reader
-                    for reader in readers
-                )
-            made[maker, readers] += size
-        return replace(costs, busy_us=times[0], launching_us=times[1], made=dict(made))
-
-    def joined(self, plan: Plan) -> list[bool]:
-        """(P,) whether a tool computes gradients of weights with those of inputs: in the first stage, and where a stage
-        recomputes blocks; see `placeto.simulator.tool_steps.chunk_order`.
-        """
-        return [
-            first == 0 or any(self.paths[block] in plan.recomputed for block in self.within(first, end))
-            for first, end in pairwise((0, *plan.borders, plan.num_layers))
-        ]
-
-    def within(self, first: int, end: int) -> list[int]:
-        """The blocks that lie between two cuts as a whole: no others can be recomputed."""
-        first_layer, last_layer = self.spans.T
-        return np.flatnonzero((first_layer >= first) & (last_layer < end)).tolist()
-
-    def in_stages(self, plan: Plan) -> Plan | None:
-        """The plan with each border moved to the nearest cut; None if two would be at the same cut."""
-        if not len(self.cuts):
-            return plan if not plan.borders else None
-        near = [int(self.cuts[np.abs(self.cuts - border).argmin()]) for border in plan.borders]
-        return plan.recut(near) if len({*near}) == len(near) else None
-
-    def near(self, plan: Plan) -> Iterator[Plan]:
-        """Yield plans with one block more or less recomputed in a stage, or with a border at the next cut."""
-        cuts, ends = self.cuts.tolist(), (0, *plan.borders, plan.num_layers)
-        again = [sum(self.paths[block] in plan.recomputed for block in self.within(*stage)) for stage in pairwise(ends)]
-        for stage, count in enumerate(again):
-            for changed in (count - 1, count + 1):
-                if 0 <= changed <= len(self.within(*ends[stage : stage + 2])):
-                    yield self.recomputing(plan, (*again[:stage], changed, *again[stage + 1 :]))
-        for border, place in enumerate(plan.borders):
-            for cut in (cuts.index(place) - 1, cuts.index(place) + 1):
-                if 0 <= cut < len(cuts) and ends[border] < cuts[cut] < ends[border + 2]:
-                    borders = (*plan.borders[:border], cuts[cut], *plan.borders[border + 1 :])
-                    yield self.recomputing(plan.recut(borders), again)
-
-    def recomputing(self, plan: Plan, counts: Sequence[int]) -> Plan:
-        """The plan in which each stage recomputes its first blocks, `counts` (P,) of them."""
-        stages = zip(pairwise((0, *plan.borders, plan.num_layers)), counts, strict=True)
-        blocks = [block for ends, count in stages for block in self.within(*ends)[:count]]
-        return replace(plan, recomputed=tuple(self.paths[block] for block in blocks))
-
-    def _of_blocks(self, of_layer: np.ndarray) -> np.ndarray:
-        inside = self.block >= 0
-        return np.bincount(self.block[inside], of_layer[inside], len(self.paths))
-
-
-@lru_cache(maxsize=16)
-def block_costs(problem: PlacementProblem) -> BlockCosts | None:
-    """Return the costs of a step's blocks; None if it has none that can be recomputed; cached."""
-    graph = problem.graph
-    if not (paths := recomputable(graph)):
-        return None
-    cut, again = layers(problem, False), replace(problem, graph=recomputed(graph, paths))
-    block, program = np.full(len(cut), -1), before_loss(graph) & in_first(graph) & (problem.busy_us.max(axis=1) > 0.0)
-    number, of_op = cut.number[program], block_of(graph, paths)[program]
-    if set(range(len(paths))) - {*of_op.tolist()}:  # a block takes no time
-        return None
-    spans, cuts = np.zeros((len(paths), 2), np.int64), np.arange(1, len(cut))
-    for place in range(len(paths)):
-        own = number[of_op == place]
-        spans[place] = own.min(), own.max()
-        block[own.min() : own.max() + 1] = place
-    if len(cuts) > _MOST_CUTS:  # those that divide the work most evenly
-        done = cut.work_us.cumsum()[:-1]
-        cuts = cuts[np.unique(np.searchsorted(done, np.linspace(done[0], done[-1], _MOST_CUTS)))]
-    keep, all_again = (layer_costs(each, False, saving=True) for each in (problem, again))
-    return BlockCosts(paths, block, spans, cuts, cut.crossing + _sent_back(keep), keep, all_again)
-
-
-def _kept(costs: LayerCosts) -> np.ndarray:
-    """(L,) int64, bytes that the forward pass of each layer makes for a backward pass."""
-    kept = np.zeros(costs.busy_us.shape[1], np.int64)
-    for (maker, readers), size in costs.made.items():
-        if maker.kind == FORWARD and any(reader.kind in (INPUTS, WEIGHTS) for reader in readers):
-            kept[maker.layer] += size
-    return kept
-
-
-def _sent_back(costs: LayerCosts) -> np.ndarray:
-    """(L-1,) int64, bytes of gradients that cross each border."""
-    sent = np.zeros(costs.busy_us.shape[1], np.int64)
-    for (maker, readers), size in costs.made.items():
-        if maker.kind == INPUTS:
-            sent[min(reader.layer for reader in readers) : maker.layer] += size
-    return sent[:-1]
 
 
 def in_flight(stage: int, stages: int, replicas: int, count: int) -> int:
@@ -198,71 +46,66 @@ def fitting_stages(
         devices: (P, R) of each stage.
         room: the share of each device's memory that is taken.
     """
-    return _Program(problem, costs, devices, room).stages()
+    count, ends = problem.graph.num_micro_batches, [0, *costs.cuts.tolist(), len(costs.block)]
+    first_device, kind = costs.kinds
+    best, chosen = np.append(0.0, np.full(len(ends) - 1, np.inf)), list[tuple[np.ndarray, np.ndarray]]()
+    for stage, replicas in enumerate(devices):
+        of_kind = tuple(np.bincount(kind[list(replicas)], minlength=len(first_device)).tolist())
+        held, most = in_flight(stage, len(devices), len(replicas), count), math.ceil(count / len(replicas))
+        least = min(room * problem.cluster.memory[device] for device in replicas)
+        us, again = _stages_between(costs, of_kind, held, most, least)
+        slowest = np.maximum(best[:, None], us)
+        chosen.append((slowest.argmin(axis=0), again))
+        best = slowest.min(axis=0)
+    if np.isinf(best[-1]):
+        return None
+    end, borders, blocks = len(ends) - 1, list[int](), list[int]()
+    for begins, again in reversed(chosen):
+        begin = int(begins[end])
+        borders, blocks = [ends[begin], *borders], [*costs.within(ends[begin], ends[end])[: again[begin, end]], *blocks]
+        end = begin
+    return tuple(borders[1:]), tuple(costs.paths[block] for block in blocks)
 
 
-class _Program:
-    """A dynamic program over stages and cuts; each replica of a stage has all of its parameters."""
+@lru_cache(maxsize=256)
+def _stages_between(
+    costs: BlockCosts, replicas: tuple[int, ...], held: int, most: int, room: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the us for a micro-batch of a stage between any two cuts, and how many of its blocks it recomputes.
 
-    def __init__(self, problem: PlacementProblem, costs: BlockCosts, devices: Stages, room: float) -> None:
-        self.costs, self.devices, self.count = costs, devices, problem.graph.num_micro_batches
-        self.ends = [0, *costs.cuts.tolist(), len(costs.block)]
-        self.room = room * problem.cluster.memory
-        self.busy = self._sums(costs.keep.us.sum(axis=0))
-        self.kept, self.resident = self._sums(costs.kept), self._sums(costs.keep.resident)
-        self.crossing = np.concatenate([[0], costs.crossing, [0]])
+    Both are (C+2, C+2), by the numbers of the cuts at which the stage begins and ends; the beginning and the end of the
+    model count as cuts. It recomputes as few blocks as possible, its first ones; us are infinite if it lacks memory.
+    Each replica has all parameters.
 
-    @staticmethod
-    def _sums(of_layer: np.ndarray) -> np.ndarray:
-        """The sums of the first layers, from none to all of them."""
-        return np.concatenate([np.zeros((1, *of_layer.shape[1:])), of_layer.cumsum(axis=0)])
+    Args:
+        costs: of the blocks.
+        replicas: how many replicas are on devices of each kind.
+        held: how many micro-batches a replica holds at the same time.
+        most: how many micro-batches a replica takes.
+        room: bytes of memory of a replica.
+    """
+    ends = np.array([0, *costs.cuts.tolist(), len(costs.block)])
+    crossing = np.concatenate([[0], costs.crossing, [0]])[ends]
 
-    def stages(self) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
-        """Return borders and recomputed blocks."""
-        last, stages = len(self.ends) - 1, len(self.devices)
-        best: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {0: (0.0, (), ())}
-        for stage in range(stages):
-            found: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
-            for begin, (slowest, borders, blocks) in best.items():
-                for end in range(begin + 1, last + 1) if stage < stages - 1 else (last,):
-                    limit = found[end][0] if end in found else math.inf
-                    if begin >= end or slowest >= limit:
-                        continue
-                    if (made := self._stage(stage, self.ends[begin], self.ends[end], limit)) is not None:
-                        found[end] = max(slowest, made[0]), (*borders, self.ends[begin]), (*blocks, *made[1])
-            best = found
-        if last not in best:
-            return None
-        _, borders, blocks = best[last]
-        return borders[1:], tuple(self.costs.paths[block] for block in blocks)
+    def between(of_layer: np.ndarray) -> np.ndarray:
+        """(C+2, C+2, ...) sums over the layers of the stages."""
+        sums = np.concatenate([np.zeros((1, *of_layer.shape[1:])), of_layer.cumsum(axis=0)])[ends]
+        return sums[None] - sums[:, None]
 
-    def _stage(self, stage: int, first: int, end: int, limit: float) -> tuple[float, list[int]] | None:
-        """Return a stage's microseconds for a micro-batch, and the blocks it recomputes.
-
-        None if it lacks memory, or takes at least `limit` microseconds.
-        """
-        replicas, costs = self.devices[stage], self.costs
-        us, largest = (self.busy[end] - self.busy[first])[list(replicas)], 0
-        if _together(us) >= limit:  # without recomputation already
-            return None
-        held = in_flight(stage, len(self.devices), len(replicas), self.count)
-        buffers = math.ceil(self.count / len(replicas)) * (self.crossing[first] + self.crossing[end])
-        room = min(self.room[device] for device in replicas) - (self.resident[end] - self.resident[first]) - buffers
-        need, chosen = held * (self.kept[end] - self.kept[first]), list[int]()
-        for block in costs.within(first, end):
-            if need + largest <= room:
-                break
-            chosen.append(block)
-            need -= held * costs.saved[block]
-            largest = max(largest, int(costs.saved[block]))
-            us = us + costs.us[block][list(replicas)]
-        together = _together(us)
-        return None if need + largest > room or together >= limit else (together, chosen)
-
-
-def _together(us: np.ndarray) -> float:
-    """Return the microseconds of a micro-batch on replicas that take `us` (R,) for one each."""
-    return float(1.0 / (1.0 / np.maximum(us, 1e-9)).sum())
+    used = np.flatnonzero(replicas)
+    devices = costs.kinds[0][used]
+    us = between(costs.keep.us.sum(axis=0)[:, devices])
+    left = room - between(costs.keep.resident) - most * (crossing[:, None] + crossing)
+    need, largest, again = held * between(costs.kept), np.zeros(left.shape), np.zeros(left.shape, np.int64)
+    for saved, block_us, (first, last) in zip(costs.saved, costs.us, costs.spans, strict=True):
+        chosen = (need + largest > left) & (ends <= first)[:, None] & (ends > last)
+        need[chosen] -= held * saved
+        largest[chosen] = np.maximum(largest[chosen], saved)
+        us[chosen] += block_us[devices]
+        again += chosen
+    together = 1.0 / (np.array(replicas)[used] / np.maximum(us, 1e-9)).sum(axis=2)
+    together[(need + largest > left) | (ends[:, None] >= ends)] = np.inf
+    return together, again
 
 
 class Fitted(NamedTuple):
@@ -318,6 +161,39 @@ def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: 
     return sorted(found.values(), key=lambda each: each.rank)
 
 
+def least_chunks_us(problem: PlacementProblem, costs: BlockCosts, plan: Plan) -> float:
+    """Return microseconds that the chunks of a plan need at least, in any order and with any memory.
+
+    A device runs all of its chunks after the forward passes of those stages for which its first stage waits. Then the
+    backward passes of stages that wait for its own run.
+    """
+    begins, joined, chosen = (0, *plan.borders), costs.joined(plan), np.isin(costs.paths, plan.recomputed)
+    again = np.isin(costs.block, np.flatnonzero(chosen))
+    us = np.where(again[None, :, None], costs.again.busy_us, costs.keep.busy_us)
+    forward, inputs, weights = np.add.reduceat(us, begins, axis=1)  # (P, D) each
+    inputs, weights = np.where(np.array(joined)[:, None], (inputs + weights, 0.0 * weights), (inputs, weights))
+    overhead, stages = problem.cluster.overhead_us, len(begins)
+    stage = np.repeat(np.arange(stages), np.diff((*begins, plan.num_layers)))
+    before, after = np.zeros(stages), np.zeros(stages)  # us of the stages for which each waits, and that wait for it
+    for (makers, readers), waiting, times, back in zip(
+        costs.waits, (before, after), (forward, inputs), (0, 1), strict=True
+    ):
+        pairs = {
+            pair[::-1] if back else pair for pair in zip(stage[makers].tolist(), stage[readers].tolist(), strict=True)
+        }
+        for first, then in sorted(pair for pair in pairs if pair[0] != pair[1]):
+            fastest = float((times - overhead)[first, list(plan.devices[first])].min())
+            waiting[then] = max(waiting[then], waiting[first] + fastest)
+    least = 0.0
+    for device in plan.used:
+        own = [number for number, devices in enumerate(plan.devices) if device in devices]
+        counts = np.array([len(plan.micro_batches[number][plan.devices[number].index(device)]) for number in own])
+        both, last = counts @ (forward + inputs)[own, device], counts @ weights[own, device]
+        first, behind = before[own].min(), after[own].min()
+        least = max(least, first + both + last, first + both - overhead[device] + behind)
+    return float(least)
+
+
 def fitted_by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: np.ndarray) -> Fitted:
     """Let a plan recompute further blocks until its chunks fit into `memory` (D,), if they can."""
     while (fitted := by_chunks(problem, costs, plan, memory)[0]).lacking > 0.0:
@@ -333,7 +209,8 @@ def improved_by_chunks(
 ) -> Fitted:
     """Move borders by one cut, and recompute one block more or less, as long as the penalised makespan falls.
 
-    Returns the first of all plans on the way by their `Fitted.rank`.
+    Near a plan that fits, plans are left out that can't be faster. Returns the first of all plans on the way by their
+    `Fitted.rank`.
 
     Args:
         problem: the problem of the step.
@@ -347,6 +224,8 @@ def improved_by_chunks(
         best_us = best.penalised_us
         near = [each for each in costs.near(best.plan) if each not in tried and keep(each)]
         tried |= {*near}
+        enough = math.inf if best.lacking > 0.0 else best_us
+        near = [each for each in near if least_chunks_us(problem, costs, each) < enough]
         found += [fitted for each in near for fitted in by_chunks(problem, costs, each, memory)]
     return min(found, key=lambda each: each.rank)
 

@@ -16,8 +16,9 @@ from placeto.planning.numbers import COUNTS, Numbers, ProblemOf
 from placeto.planning.planned_steps import Kind, PlannedStep, WayOut, advice_on_ways_out
 from placeto.planning.short_memory import blocks_of, fewest_blocks
 from placeto.planning.single_ways import one_device, sharded
-from placeto.planning.ways import leanest, one_each, plans_of
+from placeto.planning.ways import leanest, plans_of
 from placeto.planning.ways_out import Smaller, ways_out
+from placeto.planning.widths import one_each
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem

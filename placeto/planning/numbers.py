@@ -18,13 +18,22 @@ COUNTS = (1, 2, 4, 8, 16)
 """Numbers of micro-batches that are tried, as far as they divide the batch."""
 LEAST = 30
 """Simulations that a budget must have for each number that is tried. A third of them is spent on the comparison."""
+MOST_OPS = 200_000
+"""A step with more ops is large: its pipelines are searched by their chunks alone."""
 _FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
 
 
+Setting = tuple[int, int]
+"""Width and number of micro-batches of a step."""
 ProblemOf = Callable[[int], PlacementProblem]
 """Returns a step in a given number of micro-batches, on the cluster; a CaptureError says why it can't be split so."""
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 """Places a problem within a budget of simulations or seconds."""
+
+
+def is_large(problem: PlacementProblem, count: int) -> bool:
+    """Whether a step that is captured in some number of micro-batches is large in `count` of them."""
+    return problem.num_ops / problem.graph.num_micro_batches * count > MOST_OPS
 
 
 class Numbers:

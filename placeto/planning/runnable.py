@@ -5,10 +5,16 @@ torch cuts a model between modules, the others between whole layers; Megatron-LM
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.plans import can_run
+from placeto.planning.numbers import Setting
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Tool
+from placeto.problem.step.plan import Plan, Tool
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline_step, with_least_memory
 
@@ -16,6 +22,20 @@ from placeto.simulator.tool_steps.pipeline_step import in_whole_chunks, pipeline
 def runner(problem: PlacementProblem, wanted: Tool | None) -> Tool | None:
     """Return the tool that is to run pipelines: the one that was asked for, or torchtitan for groups; None = any."""
     return wanted or ("torchtitan" if problem.width > 1 else None)
+
+
+def keeping(
+    problems: Mapping[Setting, PlacementProblem], tool: Tool | None, refusals: list[str]
+) -> dict[Setting, Callable[[Plan], bool]]:
+    """Return by width and number of micro-batches whether a plan counts: see `_kept`."""
+    return {key: partial(_kept, problem, runner(problem, tool), refusals) for key, problem in problems.items()}
+
+
+def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:
+    """Whether each of several devices of a plan takes a micro-batch, and a tool can run it; else, why it can't."""
+    if len(plan.used) == 1 or not all(itertools.chain(*plan.micro_batches)):
+        return False
+    return tool is None or (plan.even if len(plan.devices) == 1 else can_run(problem, tool, refusals, plan))
 
 
 def as_run(

@@ -12,22 +12,23 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from placeto.heuristics.block_costs import BlockCosts, block_costs
 from placeto.heuristics.plan_chunks import order_of_ops
 from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
-from placeto.heuristics.rules import device_speeds
 from placeto.heuristics.stage_memory import (
-    BlockCosts,
     Fitted,
-    block_costs,
     by_chunks,
     fitted_by_chunks,
     fitting_stages,
     improved_by_chunks,
+    least_chunks_us,
 )
+from placeto.planning.numbers import Setting, is_large
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, kind_of
 from placeto.planning.single_ways import in_order, one_device, replicas_of
 from placeto.problem.problem import PlacementProblem
@@ -43,12 +44,17 @@ _UNSURE = 0.1
 _ORDERS, _SIMILAR = 6, 1.02
 """At last, the ops of a pipeline run in as many orders of its chunks in which these take at most as many times as long
 as in the best order."""
+_CLOSE = 1.05
+"""These orders are tried only if the way takes at most as many times as long as the fastest that fits."""
+_LITTLE = 0.004
+"""One block less isn't tried if it likely doesn't fit, and saves less than this share of the step."""
+_FEW = 24
+"""Number of pipelines of a large step whose chunks are simulated."""
+_FAR = 2.0
+"""Nothing is searched that takes as many times as long as the fastest way of any kind that fits."""
 _SURE = 0.95
 """Nothing near a pipeline is tried if this share of the penalised time of its chunks is more than a way of its kind
 takes. Its ops rarely take less: the least share of 6 cases was 0.86."""
-
-Setting = tuple[int, int]
-"""Width and number of micro-batches of a step."""
 
 
 class Blocks(NamedTuple):
@@ -63,6 +69,11 @@ class Blocks(NamedTuple):
         above, below = without.used / without.room - 1.0, 1.0 - least.used / least.room
         freed = self.freed[low] + (self.freed[high] - self.freed[low]) * above / (above + below)
         return min(int(np.searchsorted(self.freed, freed - 1e-9)), high)
+
+    def gain(self, low: int, without: PlannedStep, high: int, least: PlannedStep) -> float:
+        """The share of the step that one block less than `high` of them is likely to save."""
+        last = (self.took[high] - self.took[high - 1]) / max(self.took[high] - self.took[low], 1e-9)
+        return float(last * (1.0 - without.step_us / least.step_us))
 
 
 def blocks_of(problem: PlacementProblem) -> Blocks | None:
@@ -113,29 +124,34 @@ def ways_that_fit(
             best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
         elif candidate := _recomputing(problems, step, batch):
             (candidates if step.kept <= step.room else too_large).append(candidate)
-    ranked = sorted((each for problem in problems.values() for each in _pipelines(problem, keep)), key=itemgetter(0))
+    ways, lacking = _made(candidates, best)
+    ranked = sorted(
+        (each for problem in problems.values() for each in _pipelines(problem, keep, best)), key=itemgetter(0)
+    )
+    candidates.clear()
     for kind in PIPELINES:
         starts = dict[object, tuple[float, PlacementProblem, BlockCosts, Plan]]()
         for start in (each for each in ranked if kind_of(each[-1]) == kind):
             starts.setdefault((start[-1].devices, start[1].setting), start)
         for us, problem, costs, plan in [*starts.values()][:_TRIED]:
-            make = partial(fastest_near, problem, costs, plan, batch, runnable_by, keep[problem.setting])
+            make = partial(fastest_near, problem, costs, plan, batch, runnable_by, keep[problem.setting], best)
             candidates.append(_Candidate(_SURE * us, kind, make))
-    ways, lacking = _made(candidates, best)
-    return ways if best else lacking + _made(too_large, best)[1]
+    more, lacking_more = _made(candidates, best)
+    return ways + more if best else lacking + lacking_more + _made(too_large, best)[1]
 
 
 def _made(candidates: Iterable[_Candidate], best: dict[Kind, float]) -> tuple[list[PlannedStep], list[PlannedStep]]:
     """Make ways of those candidates that may be the best of their kind, the likeliest first.
 
-    Returns those that fit, and the others. `best` has the microseconds of the best way of each kind that fits.
+    None are made that take `_FAR` times as long as the best of any kind. Returns those that fit, and the others. `best`
+    has the microseconds of the best way of each kind that fits.
     """
     ways, lacking = list[PlannedStep](), list[PlannedStep]()
     waiting = [(candidate.least_us, number, candidate) for number, candidate in enumerate(candidates)]
     heapq.heapify(waiting)
     while waiting:
         least_us, number, candidate = heapq.heappop(waiting)
-        if least_us >= best.get(candidate.kind, math.inf):
+        if least_us >= _enough(best, candidate.kind):
             continue
         made = candidate.make()
         if isinstance(made, _Candidate):
@@ -145,6 +161,11 @@ def _made(candidates: Iterable[_Candidate], best: dict[Kind, float]) -> tuple[li
             if made.fits:
                 best[made.kind] = min(made.step_us, best.get(made.kind, math.inf))
     return ways, lacking
+
+
+def _enough(best: Mapping[Kind, float], kind: Kind) -> float:
+    """Microseconds from which on a way of a kind isn't searched, given those of the best ways of each kind that fit."""
+    return min(best.get(kind, math.inf), _FAR * min(best.values(), default=math.inf))
 
 
 def _recomputing(problems: Mapping[Setting, PlacementProblem], step: PlannedStep, batch: int) -> _Candidate | None:
@@ -187,7 +208,10 @@ def fewest_blocks(
     """
     best, low, high = least or way(blocks.paths), 0, len(blocks.paths)
     while best.fits and high - low > 1:  # `without` recomputes `low` blocks and doesn't fit
-        middle = min(max(blocks.needed(low, without, high, best), low + 1), high - 1)
+        middle = max(blocks.needed(low, without, high, best), low + 1)
+        if middle >= high and blocks.gain(low, without, high, best) < _LITTLE:
+            break
+        middle = min(middle, high - 1)
         if (made := way(blocks.paths[:middle])).fits:
             best, high = made, middle
         else:
@@ -196,23 +220,32 @@ def fewest_blocks(
 
 
 def _pipelines(
-    problem: PlacementProblem, keep: Mapping[Setting, Callable[[Plan], bool]]
+    problem: PlacementProblem, keep: Mapping[Setting, Callable[[Plan], bool]], best: Mapping[Kind, float]
 ) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
-    """Yield pipelines whose chunks nearly fit: their penalised makespan in us, the problem, its blocks, the plan."""
+    """Yield pipelines whose chunks nearly fit: their penalised makespan in us, the problem, its blocks, the plan.
+
+    Those are left out that `best` rules out as in `_made`; of a large step, all but those with the least bounds.
+    """
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
-    seen = set[Plan]()
-    for plan in _candidates(problem, costs):
-        if plan not in seen and keep[problem.setting](plan):
-            seen.add(plan)
-            fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
-            if fitted.lacking <= _UNSURE:
-                yield fitted.penalised_us, problem, costs, fitted.plan
+    kept = [plan for plan in dict.fromkeys(_candidates(problem, costs)) if keep[problem.setting](plan)]
+    least_us = {plan: least_chunks_us(problem, costs, plan) for plan in kept}
+    plans = [plan for plan in kept if _SURE * least_us[plan] < _enough(best, kind_of(plan))]
+    if is_large(problem, count):
+        plans = sorted(plans, key=least_us.__getitem__)[:_FEW]
+    for plan in plans:
+        fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
+        if fitted.lacking <= _UNSURE:
+            yield fitted.penalised_us, problem, costs, fitted.plan
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
-    """Yield pipelines whose stages begin at cuts: those that are made to fit, and interleaved ones."""
+    """Yield pipelines whose stages begin at cuts: those that are made to fit, and interleaved ones.
+
+    Of a large step, there are also all others, which haven't been tried op by op.
+    """
+    large = is_large(problem, problem.graph.num_micro_batches)
     for devices in _device_orders(problem):
         for stages in _stages(devices, len(costs.cuts) + 1):
             if len(stages[0]) <= problem.graph.num_micro_batches:
@@ -222,13 +255,14 @@ def _candidates(problem: PlacementProblem, costs: BlockCosts) -> Iterator[Plan]:
                     elif (moved := costs.in_stages(make_plan(problem, stages))) is not None:
                         yield costs.recomputing(moved, [len(costs.paths)] * len(stages))
         for plan in all_plans(problem, devices):
-            if plan.interleaved and not plan.whole and (moved := costs.in_stages(plan)) is not None:
+            wanted = plan.interleaved or (large and len(plan.devices) > 1)
+            if wanted and not plan.whole and (moved := costs.in_stages(plan)) is not None:
                 yield moved
 
 
 def _device_orders(problem: PlacementProblem) -> list[tuple[int, ...]]:
     """The parts of the cluster, and all devices with the slowest first: early stages hold more micro-batches."""
-    slow_first = tuple(np.argsort(device_speeds(problem), kind="stable").tolist())
+    slow_first = tuple(np.argsort(problem.speeds, kind="stable").tolist())
     return [*dict.fromkeys([*parts_to_plan(problem), slow_first])]
 
 
@@ -249,10 +283,12 @@ def fastest_near(
     batch: int,
     runnable_by: Tool | None,
     keep: Callable[[Plan], bool],
+    others: Mapping[Kind, float] = MappingProxyType({}),
 ) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
 
-    Ops in the order of the chunks say how much memory each device needs in addition to that of its chunks.
+    Ops in the order of the chunks say how much memory each device needs in addition to that of its chunks. Further
+    orders are tried if the way is nearly as fast as the fastest of others.
 
     Args:
         problem: the problem of the step, without what the plan recomputes.
@@ -261,6 +297,7 @@ def fastest_near(
         batch: number of samples of a step.
         runnable_by: the tool that is to run the way; None = any.
         keep: whether a plan near it counts.
+        others: microseconds of other ways that fit.
     """
     best, tried, memory = None, set[object](), problem.cluster.memory
     room, orders = memory.astype(float), list[Fitted]()
@@ -280,7 +317,8 @@ def fastest_near(
         if best is None or (not step.fits, step.step_us) < (not best.fits, best.step_us):
             best, plan = step, fitted.plan
             orders = by_chunks(problem, costs, plan, room)
-    most = _SIMILAR * orders[0].us if orders else 0.0
+    close = best is not None and best.step_us <= _CLOSE * min(others.values(), default=math.inf)
+    most = _SIMILAR * orders[0].us if orders and close else 0.0
     similar = [each for each in orders if each.us <= most and each.lacking <= orders[0].lacking][:_ORDERS]
     ways = [step for step in (best, *chain(*map(run, similar))) if step is not None and step.fits]
     return replace(min(ways, key=lambda step: step.step_us), blocks=len(costs.paths)) if ways else None

@@ -16,7 +16,6 @@ import numpy as np
 from placeto.errors import PlanError
 from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import improved, make_plan
-from placeto.heuristics.rules import device_speeds
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.runnable import as_run, runner
 from placeto.problem.grouping import Groups, group_ops
@@ -45,7 +44,7 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
     what `placeto export --format device-map` writes. So with more devices than are needed, the step is no faster.
     """
     computing, steps = problem.cluster.computing, list[PlannedStep]()
-    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if d in computing]
+    order = [int(d) for d in np.argsort(-problem.speeds, kind="stable") if d in computing]
     memory, resident = problem.cluster.memory[order], int(problem.resident_bytes.sum())
     counts = [len(order) >> halved for halved in range(len(order).bit_length() - 1)][::-1]
     for count in (each for each in counts if resident <= memory[:each].sum() or each == len(order)):

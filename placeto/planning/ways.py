@@ -8,7 +8,6 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.errors import ClusterError, PlanError
-from placeto.heuristics.plans import can_run, ranked_plans
+from placeto.heuristics.plans import ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import COUNTS, LEAST, Chosen, Numbers, Place, ProblemOf, place_in_best
+from placeto.planning.large_steps import plan_large
+from placeto.planning.numbers import COUNTS, LEAST, Chosen, Numbers, Place, ProblemOf, Setting, is_large, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
-from placeto.planning.runnable import runner
-from placeto.planning.short_memory import Setting, ways_that_fit
+from placeto.planning.runnable import keeping
+from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
 from placeto.planning.ways_out import Smaller, ways_out
-from placeto.planning.widths import by_setting, in_widths, widths_on
+from placeto.planning.widths import by_setting, in_widths, one_each, widths_on
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.costs.group_costs import in_groups
@@ -246,26 +246,26 @@ def _planned_ways(
 
     Then the steps, by width and number of micro-batches, and why groups of some width are left out.
     """
-    planned = plain_ways(by_setting(numbers, counts), batch, runnable_by, refusals)
+    in_groups = {width: Numbers(of) for width, of in widths.items()}
+    large = plan_large(numbers, in_groups, counts, batch, runnable_by, refusals)
+    problems = by_setting(numbers, large.counts)
+    planned = large.ways + plain_ways(problems, batch, runnable_by, refusals)
     cluster = next(iter(numbers.problems.values())).cluster
-    each = one_each(cluster, (*numbers.problems, *numbers.left_out))
+    each = () if large.ways else one_each(cluster, (*numbers.problems, *numbers.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
-        planned += plain_ways(by_setting(numbers, each), batch, runnable_by, refusals)
+        problems |= (more := by_setting(numbers, each))
+        planned += plain_ways(more, batch, runnable_by, refusals)
     best_us = min((step.step_us for step in planned if step.fits), default=math.inf)
-    groups, no_groups = in_widths(widths, numbers.problems, best_us)
-    in_groups = plain_ways(groups, batch, runnable_by, [])  # torch has no ZeRO of stage 1 for them
-    planned += [way for way in in_groups if runnable_by != "torch" or way.kind != Kind.SHARDED]
-    problems = by_setting(numbers, numbers.problems) | groups
-    fastest = min(planned, key=lambda step: (_length(step), not step.fits))
+    groups, no_groups = in_widths({} if large.ways else in_groups, [count for _, count in problems], best_us)
+    wider = plain_ways(groups, batch, runnable_by, [])  # torch has no ZeRO of stage 1 for them
+    planned += [way for way in wider if runnable_by != "torch" or way.kind != Kind.SHARDED]
+    problems |= groups
+    unlimited = [way for way in planned if way.plan is None or not way.plan.recomputed]
+    fastest = min(unlimited or planned, key=_by_length)
     if not fastest.fits:
-        planned += ways_that_fit(problems, planned, batch, runnable_by, _keeping(problems, runnable_by, refusals))
-    return planned, fastest, problems, no_groups
-
-
-def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
-    """Return the number of micro-batches that gives each device but CPUs one, unless `counts` has a multiple of it."""
-    computing = len(cluster.computing)
-    return () if computing < 2 or any(count % computing == 0 for count in counts) else (computing,)
+        again = [way for way in planned if way.fits or (way.width, way.micro_batches) in problems]
+        planned += ways_that_fit(problems, again, batch, runnable_by, keeping(problems, runnable_by, refusals))
+    return planned, fastest, problems | large.problems, no_groups or large.refusal
 
 
 def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> PlannedStep:
@@ -278,7 +278,7 @@ def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> 
         found.append(sharded(problem, computing, 3, batch))
     if not min(found, key=_length).fits:
         problems = {problem.setting: problem}
-        found += ways_that_fit(problems, found, batch, runnable_by, _keeping(problems, runnable_by, []))
+        found += ways_that_fit(problems, found, batch, runnable_by, keeping(problems, runnable_by, []))
     return min(found, key=partial(_rank, runnable_by))
 
 
@@ -293,6 +293,10 @@ def plain_ways(
 def _length(step: PlannedStep) -> float:
     """Microseconds of a way to four digits: ways that differ less take as long."""
     return float(f"{step.step_us:.4g}")
+
+
+def _by_length(step: PlannedStep) -> tuple[float, bool]:
+    return _length(step), not step.fits
 
 
 def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
@@ -334,7 +338,7 @@ def _ways_of_plans(
         refusals: see above.
     """
     ranked: dict[Kind, dict[str, dict[Setting, tuple[float, Plan]]]] = {}  # by kind and shape
-    keep = _keeping(problems, runnable_by, refusals)
+    keep = keeping(problems, runnable_by, refusals)
     for setting, problem in problems.items():
         for score, plan in ranked_plans(problem, keep[setting]) if problem.graph.num_micro_batches > 1 else ():
             shapes = ranked.setdefault(kind_of(plan), {})
@@ -357,20 +361,6 @@ def _best_rank(ranks: Mapping[Setting, tuple[float, Plan]]) -> float:
     return min(score for score, _ in ranks.values())
 
 
-def _keeping(
-    problems: Mapping[Setting, PlacementProblem], tool: Tool | None, refusals: list[str]
-) -> dict[Setting, Callable[[Plan], bool]]:
-    """Return by width and number of micro-batches whether a plan counts: see `_kept`."""
-    return {key: partial(_kept, problem, runner(problem, tool), refusals) for key, problem in problems.items()}
-
-
-def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], plan: Plan) -> bool:
-    """Whether each of several devices of a plan takes a micro-batch, and a tool can run it; else, why it can't."""
-    if len(plan.used) == 1 or not all(itertools.chain(*plan.micro_batches)):
-        return False
-    return tool is None or (plan.even if len(plan.devices) == 1 else can_run(problem, tool, refusals, plan))
-
-
 def _searched(
     problems: Mapping[int, PlacementProblem], before: PlannedStep, simulations: int, seed: int
 ) -> PlannedStep:
@@ -387,5 +377,7 @@ def _searched(
         warm_up(placer, problem, simulations, seconds)
         return placer(problem, simulations=simulations, seconds=seconds, seed=seed)
 
-    chosen = place_in_best({count: problems[count] for count in numbers if count in problems}, place, simulations)
+    least = min(problems)
+    usable = [count for count in numbers if count in problems and not is_large(problems[least], count)] or [least]
+    chosen = place_in_best({count: problems[count] for count in usable}, place, simulations)
     return planned(None, chosen.result, before.batch, chosen.result)

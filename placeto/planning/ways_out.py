@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from placeto.errors import CaptureError
-from placeto.planning.numbers import COUNTS, Numbers
+from placeto.planning.numbers import COUNTS, Numbers, is_large
 from placeto.planning.planned_steps import PlannedStep, WayOut
 from placeto.problem.cluster.boards import CPU
 from placeto.problem.cluster.more_devices import with_devices
@@ -39,7 +39,6 @@ Leanest = Callable[[PlacementProblem, int], PlannedStep]
 
 _NUMBERS = 3  # larger numbers of micro-batches to try
 _BATCHES = 63  # sizes of a micro-batch among which the largest is sought
-_MOST_OPS = 200_000  # of a step that is planned
 _UPDATES = CPU.memory_bandwidth / 2  # bytes/s that the cores of a host read and write in an update: an estimate
 
 
@@ -55,11 +54,11 @@ def ways_out(
         leanest: plans a step that was changed.
         smaller: returns the step with fewer samples; None = it can't be made smaller.
     """
-    ops = {count: problem.graph.num_ops / count for count, problem in numbers.problems.items()}
+    captured = numbers.problems[max(numbers.problems)]
 
     def planned(count: int, samples: int = batch, devices: int = 0, state: bool = True) -> PlannedStep | None:
         """Plan the step; None if it can't be captured so, or would have too many ops."""
-        if count * ops[max(ops)] > _MOST_OPS:
+        if is_large(captured, count):
             return None
         try:
             problem = numbers(count) if smaller is None or samples == batch else smaller(count, samples)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from placeto.errors import CaptureError, ClusterError
 from placeto.heuristics.plans import least_us
-from placeto.planning.numbers import Numbers, ProblemOf
-from placeto.planning.short_memory import Setting
+from placeto.planning.numbers import Numbers, Setting
 from placeto.problem.cluster import Cluster
 from placeto.problem.problem import PlacementProblem
 
@@ -27,8 +26,14 @@ def by_setting(numbers: Numbers, counts: Iterable[int]) -> dict[Setting, Placeme
     return {problem.setting: problem for _, problem in numbers.wanted(counts)}
 
 
+def one_each(cluster: Cluster, counts: Iterable[int]) -> tuple[int, ...]:
+    """Return the number of micro-batches that gives each device but CPUs one, unless `counts` has a multiple of it."""
+    computing = len(cluster.computing)
+    return () if computing < 2 or any(count % computing == 0 for count in counts) else (computing,)
+
+
 def in_widths(
-    widths: Mapping[int, ProblemOf], counts: Iterable[int], best_us: float
+    widths: Mapping[int, Numbers], counts: Iterable[int], best_us: float
 ) -> tuple[dict[Setting, PlacementProblem], str]:
     """Return the step in tensor-parallel groups, by width and number of micro-batches, and why a width is left out.
 
@@ -36,9 +41,9 @@ def in_widths(
     takes longer than the best way so far, no larger number of micro-batches is captured.
     """
     found, refusal = dict[Setting, PlacementProblem](), ""
-    for problem_of in widths.values():
+    for numbers in widths.values():
         try:
-            for _, problem in Numbers(problem_of).wanted(sorted(counts)):
+            for _, problem in numbers.wanted(sorted(counts)):
                 found[problem.setting] = problem
                 if least_us(problem, problem.cluster.computing) >= best_us:
                     break

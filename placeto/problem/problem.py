@@ -32,7 +32,7 @@ from placeto.problem.messages import quote
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
 _KINDS = {"fifo": FIFO, "list": LIST}
 """Dispatch -> its number in the flat arrays. All dispatches that aren't here are `PRIORITY`."""
-_SHARED = ("resident_bytes", "live_bytes", "op_time", "unmeasured", "busy_us", "lower_bound_us")
+_SHARED = ("resident_bytes", "live_bytes", "op_time", "unmeasured", "busy_us", "speeds", "lower_bound_us")
 """Properties of a problem that don't depend on its dispatch."""
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
 """Limits in microseconds: the least time that isn't 0, and the longest makespan (30,000 years).
@@ -153,6 +153,16 @@ class PlacementProblem:
         if not self.cluster.overhead_us.any():
             return self.op_time
         return frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
+
+    @cached_property
+    def speeds(self) -> np.ndarray:
+        """(D,) float64, each device's share of the cluster's speed on this graph; the shares sum to 1.
+
+        The speed is that at which a device runs all ops, overheads included, or its host launches them.
+        """
+        launching = np.count_nonzero(self.op_time, axis=0) * self.cluster.launch_us
+        speed = 1.0 / np.maximum(np.maximum(self.busy_us.sum(axis=0), launching), 1e-9)
+        return frozen(speed / speed.sum())
 
     @property
     def launching_us(self) -> np.ndarray:

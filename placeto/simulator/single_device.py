@@ -15,10 +15,3 @@ def best_single(problem: PlacementProblem) -> Schedule | None:
         if schedule.fits:
             return schedule
     return None
-
-
-def busy_us(problem: PlacementProblem) -> np.ndarray:
-    """(D,) microseconds that each device with all ops, overheads included, or its host with launching them, is busy."""
-    return np.maximum(
-        problem.busy_us.sum(axis=0), np.count_nonzero(problem.op_time, axis=0) * problem.cluster.launch_us
-    )

@@ -1,14 +1,17 @@
 """Borders and recomputed blocks are chosen together, so that stages fit and the slowest is fast."""
 
+from collections.abc import Callable
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
+from placeto.heuristics.block_costs import BlockCosts, _kept, block_costs
 from placeto.heuristics.plan_chunks import order_of_ops
-from placeto.heuristics.plans import make_plan
-from placeto.heuristics.stage_memory import BlockCosts, _kept, block_costs, by_chunks, fitting_stages, in_flight
+from placeto.heuristics.plans import all_plans, make_plan
+from placeto.heuristics.stage_memory import by_chunks, fitting_stages, in_flight, least_chunks_us
 from placeto.heuristics.stage_memory import with_more_blocks as with_more
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
 from placeto.simulator.schedule import simulate
@@ -19,8 +22,8 @@ from tests.planning.test_short_memory import BLOCKS, graph_of, limited, llama_of
 DEVICES = (0,), (1,), (2,)
 
 
-def problem_of(memory: int) -> PlacementProblem:
-    return PlacementProblem(graph_of(4), limited(memory, "4xv100"))
+def problem_of(memory: int, cluster: str = "4xv100") -> PlacementProblem:
+    return PlacementProblem(graph_of(4), limited(memory, cluster))
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +52,9 @@ def test_what_blocks_save_and_cost(costs: BlockCosts) -> None:
     assert costs.of(()).made == costs.keep.made
 
 
-def best_by_trying(memory: int) -> float | None:
+def best_by_trying(problem: PlacementProblem) -> float | None:
     """The least time of the slowest stage over all borders, each stage with the fewest first blocks that fit."""
-    problem = problem_of(memory)
-    costs, least = block_costs(problem), None
+    memory, costs, least = int(problem.cluster.memory[0]), block_costs(problem), None
     crossing = np.concatenate([[0], costs.crossing, [0]])
     for borders in combinations(costs.cuts.tolist(), len(DEVICES) - 1):
         slowest = 0.0
@@ -71,11 +73,12 @@ def best_by_trying(memory: int) -> float | None:
     return least if least is not None and np.isfinite(least) else None
 
 
+@pytest.mark.parametrize("cluster", ["4xv100", "2xv100+2xp100"])
 @pytest.mark.parametrize("kilobytes", [250, 400, 600, 900, 1500, 10_000])
-def test_stages_are_those_of_trying_all(kilobytes: int) -> None:
-    problem = problem_of(1000 * kilobytes)
-    costs = block_costs(problem)
-    made, least = fitting_stages(problem, costs, DEVICES), best_by_trying(1000 * kilobytes)
+def test_stages_are_those_of_trying_all(kilobytes: int, cluster: str) -> None:
+    problem = problem_of(1000 * kilobytes, cluster)
+    costs, least = block_costs(problem), best_by_trying(problem)
+    made = fitting_stages(problem, costs, DEVICES)
     assert (made is None) == (least is None)
     if made is not None:
         borders, blocks = made
@@ -113,6 +116,22 @@ def test_near_a_plan_is_one_block_or_one_cut(costs: BlockCosts, plan: Plan) -> N
         sum(abs(a - b) for a, b in zip(each.borders, plan.borders, strict=True)) for each in near if not each.recomputed
     ]
     assert moved == [1] * len(moved)
+
+
+@pytest.mark.parametrize("cluster", ["4xv100", "2xv100+2xp100"])
+@pytest.mark.parametrize("graph", [graph_of, llama_of])
+def test_chunks_take_no_less_than_their_bound(graph: Callable[[int], ComputationGraph], cluster: str) -> None:
+    problem = PlacementProblem(graph(4), limited(10**12, cluster))
+    costs, shares = block_costs(problem), list[float]()
+    for plan in all_plans(problem):
+        if plan.whole or (moved := costs.in_stages(plan)) is None:
+            continue
+        for each in (moved, costs.recomputing(moved, [1] * len(moved.devices))):
+            least = least_chunks_us(problem, costs, each)
+            fastest = min(fitted.us for fitted in by_chunks(problem, costs, each, problem.cluster.memory))
+            assert least <= fastest * (1.0 + 1e-9)
+            shares.append(least / fastest)
+    assert np.mean(shares) > 0.8
 
 
 def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks(

@@ -142,16 +142,21 @@ def _shared_with(
             node = node.all_input_nodes[0] if node.all_input_nodes else node.prev
         return [*paths, owner.get(node, "")]
 
+    first_op, first_within = dict[str, int](), dict[str, int]()  # of a module; of a module and those inside it
+    for op, part in enumerate(graph.passes):
+        if part == "forward" and graph.op_types[op] not in TENSORS:
+            first_op.setdefault(graph.modules[op], op)
+            for path in around(graph.modules[op]):
+                first_within.setdefault(path, op)
     names: list[tuple[str, ...]] = [()] * graph.num_ops
     for path, makers in shared.items():
         unit, owners = unit_of(path), dict[str, None]()
         for maker in makers.keys() - weights:
             owners |= dict.fromkeys(path_of_owner for path_of_owner in where(maker) if not inside(path_of_owner, unit))
-        ops = [op for op, part in enumerate(graph.passes) if part == "forward" and graph.op_types[op] not in TENSORS]
-        there = [op for op in ops if graph.modules[op] == path] or [op for op in ops if inside(graph.modules[op], unit)]
-        if path in leaves and path and there:
-            own = {graph.modules[there[0]]} if path in makers else set[str]()
-            names[there[0]] = tuple(sorted({*names[there[0]], *owners, *own}))
+        first = first_op.get(path, first_within.get(unit))
+        if path in leaves and path and first is not None:
+            own = {graph.modules[first]} if path in makers else set[str]()
+            names[first] = tuple(sorted({*names[first], *owners, *own}))
     return tuple(names)
 
 

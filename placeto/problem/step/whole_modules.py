@@ -170,7 +170,9 @@ class _Search:
         units = (of_path.get(path, "") for path in (*(graph.modules[op] for op in ordered), *of_path))
         self.names = (*(name for name in dict.fromkeys(units) if name and name not in outer), "")
         self.number, self.root = {name: number for number, name in enumerate(self.names)}, len(self.names) - 1
-        self.unit = np.array([self.unit_at(graph.modules[op], graph.called_in[op]) for op in range(graph.num_ops)])
+        runs = list(zip(graph.modules, graph.called_in, strict=True))
+        unit = {each: self.unit_at(*each) for each in dict.fromkeys(runs)}
+        self.unit = np.array([unit[each] for each in runs])
         tensor = np.array([kind in TENSORS for kind in graph.op_types])
         self.where = np.where(tensor & (self.unit < 0), self.root, self.unit)
         self.together: UnionFind[int] = UnionFind(range(len(self.names)))

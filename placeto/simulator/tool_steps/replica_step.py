@@ -101,8 +101,8 @@ class _Replicas:
         path, turn = self.units[use.unit], f"@{use.turn}" if use.turn else ""
 
         def name(what: str, device: int) -> str:
-            whole = f"{path}{turn}/{'grad/' if use.again else ''}{what} on "
-            whole += self.step.problem.cluster.device_names[device]
+            on = self.step.problem.cluster.devices[device].name
+            whole = f"{path}{turn}/{'grad/' if use.again else ''}{what} on {on}"
             while whole in self.graph.index:
                 whole += "'"
             return whole

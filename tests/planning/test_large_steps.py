@@ -1,0 +1,84 @@
+"""Large steps are planned in the largest number of micro-batches, and in others if they may be faster there."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from graphs import llama
+from placeto.capture import capture_training
+from placeto.heuristics.plans import least_us
+from placeto.planning import numbers
+from placeto.planning.large_steps import may_be_faster, plan_large
+from placeto.planning.numbers import Numbers, is_large
+from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.ways import plain_ways, plans_of
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from tests.planning.test_short_memory import limited
+
+BATCH, CLUSTER = 8, "2x4xv100"
+
+
+@cache
+def graph_of(count: int) -> ComputationGraph:
+    with torch.device("meta"):
+        step = llama.training_step(llama.Network(llama.Size(4, 1024, 16, 16, 4096), 512, BATCH))
+        return capture_training(step.module, step.inputs, step.loss, targets=step.targets, micro_batches=count)
+
+
+def planned(memory: int, counts: tuple[int, ...] = (1, 2, 4)) -> tuple[Plans, list[int]]:
+    """The ways to run the step on eight devices, and the numbers of micro-batches that were captured."""
+    captured = list[int]()
+
+    def problem_of(count: int) -> PlacementProblem:
+        captured.append(count)
+        return PlacementProblem(graph_of(count), limited(memory, CLUSTER))
+
+    return plans_of(problem_of, BATCH, counts, simulations=0), captured
+
+
+@pytest.mark.parametrize("share", [2.0, 0.8])
+def test_a_large_step_has_as_many_micro_batches_as_devices(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, _ = planned(10**12, (1, 8))
+    replicas = next(step for step in free.steps if step.kind == Kind.FULLY_SHARDED)
+    memory = int(share * replicas.used)
+    usual, _ = planned(memory, (1, 8))
+    monkeypatch.setattr(numbers, "MOST_OPS", 6 * graph_of(1).num_ops)
+    plans, captured = planned(memory)
+    assert plans.best.fits
+    assert plans.best.micro_batches == 8
+    assert plans.best.kind == Kind.FULLY_SHARDED or plans.best.kind in PIPELINES
+    assert bool(plans.best.recomputed) == (share < 1.0)
+    assert plans.best.step_us <= 1.1 * usual.best.step_us  # in the order of chunks, small ops wait a little longer
+    assert captured[:2] == [1, 8]
+
+
+def test_other_numbers_are_left_out_if_they_can_not_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "MOST_OPS", 6 * graph_of(1).num_ops)
+    least = PlacementProblem(graph_of(1), load_cluster(CLUSTER))
+    assert [is_large(least, count) for count in (1, 2, 4, 8)] == [False, False, False, True]
+    plans, captured = planned(10**12)
+    faster = [count for count in (2, 4) if may_be_faster(least, count, plans.best.step_us)]
+    assert 2 not in faster
+    assert sorted(captured) == sorted([1, 8, *faster])
+
+
+def test_no_way_is_faster_than_its_number_of_micro_batches_allows() -> None:
+    least = PlacementProblem(graph_of(1), load_cluster(CLUSTER))
+    for count in (2, 4, 8):
+        problem = PlacementProblem(graph_of(count), load_cluster(CLUSTER))
+        best_us = min(way.step_us for way in plain_ways({problem.setting: problem}, BATCH, None, []))
+        assert not may_be_faster(least, count, 0.5 * least_us(least, least.cluster.computing))
+        assert may_be_faster(least, count, best_us)
+
+
+def test_the_largest_of_several_large_numbers_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+    on = limited(10**12, CLUSTER)
+    step = Numbers(lambda count: PlacementProblem(graph_of(count), on))
+    large = plan_large(step, {}, (1, 4, 8), BATCH, None, [])
+    assert {way.micro_batches for way in large.ways} == {8}
+    assert large.counts == (1,)
+    assert large.refusal == ""
