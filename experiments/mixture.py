@@ -107,7 +107,7 @@ def trained(config: MixtureConfig) -> list[Run]:
         iterations=config.iterations,
         save_every=50,
         policy=ConstructiveConfig(units="parts"),
-        learning=replace(usual.learning, lr=1e-3, average=0.98),
+        learning=replace(usual.learning, lr=1e-3, average=0.98, imitation=0.0),
     )
     runs = [Run(each, "", ()) for each in (on_groups, on_parts)]
     initial = None
@@ -130,7 +130,12 @@ def plan(config: MixtureConfig, run: Run) -> list[Cell]:
     assert isinstance(run.config, OneShotTrainConfig)
     return [
         Cell(
-            family, cluster, run.config.policy.rounds, (run,), tuple(f"{family}:test:{i}" for i in range(config.count))
+            family,
+            cluster,
+            run.config.policy.rounds,
+            run.config.learning.imitation,
+            (run,),
+            tuple(f"{family}:test:{i}" for i in range(config.count)),
         )
         for cluster in config.clusters
         for family in config.families

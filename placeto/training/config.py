@@ -177,6 +177,11 @@ class OneShotLearningConfig:
     average: Share = 0.0
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
+    imitation: Share = 0.0
+    """Share of the training, at its beginning, in which the policy learns to repeat the best placement met of each
+    graph. At first, annealing of groups finds it. 0 = the policy learns from the rewards of its samples alone."""
+    searched: Count = 1000
+    """Simulations of this annealing for each training graph."""
     soften: Annotated[float, within(1e-3, 1e3)] = 1.0
     """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature before they are bounded,
     so that it also tries other choices."""
@@ -252,7 +257,15 @@ ONE_SHOT_LEARNING = {
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(entropy=0.05),
     "constructive": OneShotLearningConfig(
-        algorithm="reinforce", lr=2e-3, graphs=8, samples=8, reward="log", by_graph=True, entropy=0.02, average=0.9
+        algorithm="reinforce",
+        lr=2e-3,
+        graphs=8,
+        samples=8,
+        reward="log",
+        by_graph=True,
+        entropy=0.01,
+        average=0.9,
+        imitation=0.5,
     ),
     "mlp": OneShotLearningConfig(entropy=0.05),
 }
@@ -320,6 +333,9 @@ def check_config(config: AnyTrainConfig, measured: bool = False) -> None:
         _check_reward(config.learning.reward, reward_names())
     elif isinstance(config, OneShotTrainConfig):
         _check_one_shot(config)
+        if measured and config.learning.imitation > 0:
+            raise TrainingError("learning.imitation must be 0 with measured step times, because the placements that it "
+                                f"repeats are found by simulation, not {config.learning.imitation}")  # fmt: skip
     elif isinstance(config, TrainConfig):
         _check_iterative(config)
         if measured and config.learning.supervised > 0:

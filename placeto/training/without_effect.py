@@ -49,6 +49,8 @@ def _unread(config: AnyTrainConfig, fine_tuned: bool) -> list[tuple[tuple[str, .
             unread.append((("decay",), f"learning.baseline is {learning.baseline}, not moving"))
         if not learning.normalise:
             unread.append((("by_graph",), "learning.normalise is off"))
+        if not learning.imitation:
+            unread.append((("searched",), "learning.imitation is 0"))
         if not fine_tuned:
             unread.append((("soften",), "the training doesn't begin with a checkpoint"))
     return unread

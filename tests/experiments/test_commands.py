@@ -31,7 +31,7 @@ COMMANDS = {
     "checkpoint_prices": ("--out runs/x --layers 2", "| selective | "),
     "constructive": (
         "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
-        "| small, 2xv100, 1 rounds |",
+        "| small, 2xv100, 1 rounds, imitation 0.5 |",
     ),
     "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),

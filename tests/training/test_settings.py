@@ -7,8 +7,15 @@ import torch
 
 from placeto.errors import TrainingError
 from placeto.plumbing.ranges import Share, within
+from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.training.config import LearningConfig, OneShotTrainConfig, TrainConfig, check_config
+from placeto.training.config import (
+    LearningConfig,
+    OneShotLearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    check_config,
+)
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.learner import Run
 from placeto.training.settings import check_settings
@@ -95,6 +102,15 @@ def test_the_settings_that_have_no_effect_without_a_stage_are_named(reinforcemen
 def test_measured_step_times_are_no_labels_of_the_supervised_stage(tmp_path):
     with pytest.raises(TrainingError, match=r"learning\.reinforcement must be 1 with measured step times, .* not 0\.5"):
         train(config(tmp_path), problems(2), None, measure=lambda number, placement: 1.0)
+
+
+def test_what_is_imitated_is_simulated_and_says_where_units_go(tmp_path) -> None:
+    imitating = OneShotTrainConfig(str(tmp_path), iterations=1, learning=OneShotLearningConfig(imitation=0.5))
+    with pytest.raises(TrainingError, match=r"learning\.imitation must be 0 with measured step times, .* not 0\.5"):
+        train(imitating, problems(2), None, measure=lambda number, placement: 1.0)
+    grouper = replace(imitating, placer="grouper", policy=GrouperConfig())
+    with pytest.raises(TrainingError, match=r"^learning\.imitation must be 0 for grouper"):
+        train(grouper, problems(2), None)
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, OneShotTrainConfig])

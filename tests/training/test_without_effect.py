@@ -27,6 +27,8 @@ from placeto.training.without_effect import REINFORCED, SUPERVISED, without_effe
             {"normalise": False, "by_graph": True},
             ["learning.by_graph: has no effect, because learning.normalise is off"],
         ),
+        ("gdp", {"searched": 50}, ["learning.searched: has no effect, because learning.imitation is 0"]),
+        ("gdp", {"imitation": 0.2, "searched": 50}, []),
         ("gdp", {"soften": 2.0}, ["learning.soften: has no effect, because the training doesn't begin with a check"]),
     ],
 )

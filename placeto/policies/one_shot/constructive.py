@@ -29,8 +29,9 @@ from placeto.policies.one_shot.unit_layers import log_prob_and_entropy
 
 STATIC = len(UNIT_FEATURES) + 6 + 2 * SLOTS  # features of a unit
 KNOWN = 4 + len(DEVICE_FEATURES)  # features of a pair that don't depend on earlier decisions
-PAIR = 18  # features of a pair that depend on them
+PAIR = 25  # features of a pair that depend on them
 COUNT, LOAD, MEMORY, PROFILE, EMBEDDING = 0, 1, 2, 4, 4 + 2 * SLOTS  # columns of what a device sums up
+MESSAGE = 4  # first column of the message in what an arc carries
 FINE = 1e-3  # logarithms become linear below this share of the time of one device
 
 
@@ -63,7 +64,7 @@ class Arcs:
 
     later: Tensor  # (M,) int64
     earlier: Tensor  # (M,) int64
-    carried: Tensor  # (M, N): times of transfers to and from the later unit, over `FINE`; a message of the earlier one
+    carried: Tensor  # (M, N): times and delays of transfers to and from the later unit, over `FINE`; a message
 
 
 class ConstructivePolicy(OneShotPolicy):
@@ -166,9 +167,10 @@ class ConstructivePolicy(OneShotPolicy):
         exchanged = transfers.sum(1) / FINE
         units = Units(known, added, slots, exchanged[:, None, None], graph.links.expand(len(x), -1, -1))
         later, earlier, time = torch.maximum(source, target), torch.minimum(source, target), graph.transfer / FINE
-        inward = time * (target == later)
+        both = torch.stack([time, graph.delay / FINE], -1)
+        inward = both * (target == later)[:, None]
         message = (time / exchanged[later].clamp(min=1e-6))[:, None] * self.neighbour(x)[earlier]
-        return units, Arcs(later, earlier, torch.cat([torch.stack([inward, time - inward], -1), message], -1))
+        return units, Arcs(later, earlier, torch.cat([inward, both - inward, message], -1))
 
     def _logits(self, units: Units, placed: Tensor, near: Tensor) -> Tensor:
         """Return the logits (X, K, D) of the devices for each unit.
@@ -181,10 +183,14 @@ class ConstructivePolicy(OneShotPolicy):
         count, load = placed[..., COUNT], placed[..., LOAD]
         sums = placed[..., :PROFILE] + units.added[:, None, :, :PROFILE]  # with this unit
         after, memory = sums[..., LOAD], sums[..., MEMORY:].cumsum(-1)  # what is resident; and with all tensors made
-        overlap = placed[..., PROFILE:EMBEDDING] @ units.slots[:, None]  # (X, K, D, 2)
-        inward, outward = near[..., 0], near[..., 1]
-        cost = inward @ units.links + outward @ units.links.mT
-        logs = torch.asinh(torch.stack([inward, outward, cost], -1)) / 7
+        there, own = (x[..., PROFILE:EMBEDDING] for x in (placed, units.added[:, None]))
+        overlap = there @ units.slots[:, None]  # (X, K, D, 2)
+        slots, added = (x.unflatten(-1, (2, SLOTS)) for x in (there, own))
+        # how much longer slots become if each lasts as long as its fullest device
+        longer = torch.relu(slots + added - slots.amax(2, keepdim=True)).sum(-1)  # (X, K, D, 2)
+        inward, in_delay, outward, out_delay = near[..., :MESSAGE].unbind(-1)
+        cost, delay = (i @ units.links + o @ units.links.mT for i, o in ((inward, outward), (in_delay, out_delay)))
+        logs = torch.asinh(torch.stack([inward, outward, cost, in_delay, out_delay, delay], -1)) / 7
         loads = [
             after,
             above_least(after),
@@ -193,10 +199,20 @@ class ConstructivePolicy(OneShotPolicy):
             count.clamp(max=1),
             (inward + outward) / units.exchanged.clamp(min=1e-6),
             above_least(logs[..., 2]),
+            above_least(logs[..., 5]),
         ]
-        pairs = [torch.stack(loads, -1), logs, overlap, overlap - overlap.amin(2, keepdim=True), memory, memory > 1]
+        pairs = [
+            torch.stack(loads, -1),
+            logs[..., :5],
+            longer / added.sum(-1).clamp(min=1e-9),
+            10 * load.shape[-1] * (longer - longer.amin(2, keepdim=True)),
+            overlap,
+            overlap - overlap.amin(2, keepdim=True),
+            memory,
+            memory > 1,
+        ]
         mean = placed[..., EMBEDDING:] / count.clamp(min=1)[..., None]
-        hidden = torch.relu(units.known[:, None] + mean + near[..., 2:] + self.pair(torch.cat(pairs, -1)))
+        hidden = torch.relu(units.known[:, None] + mean + near[..., MESSAGE:] + self.pair(torch.cat(pairs, -1)))
         logits: Tensor = self.head(torch.relu(self.middle(hidden)))[..., 0]
         return logits
 

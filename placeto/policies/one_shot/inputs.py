@@ -58,6 +58,7 @@ class OneShotInput:
     device: Tensor  # (D, len(DEVICE_FEATURES)) float32
     time: Tensor  # (U, D) float32, time of each unit on each device; the best single device takes 1 for all units
     transfer: Tensor  # (M,) float32, time of each arc's tensors over the mean link, in the same unit
+    delay: Tensor  # (M,) float32, by how much these make the longest path longer, added up over tensors, in that unit
     links: Tensor  # (D, D) float32, time of a tensor of the mean size over each link, relative to the mean; 0 within
     memory: Tensor  # (U, D, 2) float32, share of each device's memory for what is resident, and for the tensors made
     profile: Tensor  # (U, 2, S) float32, share of all time in each slot if ops start as early, and as late, as they can
@@ -92,7 +93,10 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     def total(per_op: np.ndarray) -> np.ndarray:
         return np.bincount(unit, per_op, count)
 
-    src, dst, size, tensors = _arcs(graph, unit)
+    earliest, latest = _starts(problem)
+    slack = latest[graph.edge_dst] - earliest[graph.edge_src] - problem.op_time.mean(1)[graph.edge_src]
+    src, dst, arc, tensor_bytes, slack_us = _arcs(graph, unit, slack)
+    size = np.bincount(arc, tensor_bytes)
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     bandwidth = np.where(apart, cluster.bandwidth, np.nan)
     mean_rate = float(np.nanmean(bandwidth)) if apart.any() else 1.0  # bytes/us
@@ -103,7 +107,8 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     np.maximum.at(tail, unit, problem.arrays.tail_us)
     latency_us = cluster.latency_us[apart].mean() if apart.any() else 0.0
     inverse_rate = (1.0 / cluster.bandwidth[apart]).mean() if apart.any() else 0.0
-    mean_size = size.sum() / max(tensors.sum(), 1)
+    mean_size = tensor_bytes.mean() if len(tensor_bytes) else 0.0
+    travel = tensor_bytes * inverse_rate + latency_us
     links = np.where(apart, cluster.latency_us + mean_size / np.where(apart, cluster.bandwidth, 1.0), 0.0)  # (D, D)
     leaving = np.bincount(src, size, count)
     producers, shares = _producers(src, dst, size, count)
@@ -147,25 +152,32 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
         pair=_floats(relative),
         device=_table(devices, DEVICE_FEATURES),
         time=_floats(busy / single_us),
-        transfer=_floats((size * inverse_rate + tensors * latency_us) / single_us),
+        transfer=_floats(np.bincount(arc, travel) / single_us),
+        delay=_floats(np.bincount(arc, np.maximum(travel - slack_us, 0.0)) / single_us),
         links=_floats(links / max(links[apart].mean(), 1e-12) if apart.any() else links),
         memory=_floats(need[:, None] / np.maximum(cluster.memory, 1)[:, None]),
-        profile=_floats(_profile(problem, unit, count)),
+        profile=_floats(_profile(problem, unit, count, (earliest, latest))),
     )
 
 
-def _profile(problem: PlacementProblem, unit: np.ndarray, count: int) -> np.ndarray:
-    """Return (U, 2, S) the share of the graph's time in each slot, if ops start as early, or as late, as they can."""
+def _starts(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Return (N,) and (N,) when each op starts at the earliest and at the latest, in us, if transfers take no time."""
     graph, time = problem.graph, problem.op_time.mean(1)
     left = longest_path(graph, time, time)  # from each op's start
-    span = max(left.max(), 1e-12)
     earliest, end = np.zeros(graph.num_ops), [0.0] * graph.num_ops
     first, sources, times = graph.input_ptr.tolist(), graph.edge_src.tolist(), time.tolist()
     for op in graph.topological_order.tolist():
         start = max((end[source] for source in sources[first[op] : first[op + 1]]), default=0.0)
         earliest[op], end[op] = start, start + times[op]
+    return earliest, left.max() - left
+
+
+def _profile(problem: PlacementProblem, unit: np.ndarray, count: int, starts: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Return (U, 2, S) the share of the graph's time in each slot, if ops start as early, or as late, as they can."""
+    time = problem.op_time.mean(1)
+    span = max((starts[0] + time).max(), 1e-12)
     profile = np.zeros((count, 2, SLOTS))
-    for way, start_us in enumerate((earliest, span - left)):
+    for way, start_us in enumerate(starts):
         slot = np.minimum((start_us / span * SLOTS).astype(np.int64), SLOTS - 1)
         profile[:, way] = np.bincount(unit * SLOTS + slot, time, count * SLOTS).reshape(count, SLOTS)
     return profile / max(time.sum(), 1e-12)
@@ -203,7 +215,7 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
             return groups.group
     unit = _merge(np.arange(graph.num_ops), *_held_together(problem))
     while kind == "paper":
-        src, dst, _, _ = _arcs(graph, unit)
+        src, dst, *_ = _arcs(graph, unit, np.zeros(len(graph.edge_src)))
         only = np.bincount(src)[src] == 1
         if not only.any():
             break
@@ -247,20 +259,29 @@ def _merge(unit: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return connected_components(links, directed=False)[1].astype(np.int64)[unit]
 
 
-def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the arcs between different units, each once: sources (M,), targets (M,), bytes (M,) and tensors (M,).
+def _arcs(graph: ComputationGraph, unit: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the arcs between different units, each once, and the tensors on them.
 
-    A tensor that an arc's target reads several times counts once.
+    A tensor that an arc's target reads several times counts once, with the least slack of these edges.
+
+    Args:
+        graph: the graph.
+        unit: (N,) unit of each op.
+        slack: (E,) how long each edge's tensor may travel, in us.
+
+    Returns:
+        Sources (M,) and targets (M,) of arcs; and of each tensor on an arc its arc (X,), bytes (X,) and slack (X,).
     """
     src, dst = unit[graph.edge_src], unit[graph.edge_dst]
     crossing = src != dst
-    tensors = np.unique(np.stack([src[crossing], dst[crossing], graph.edge_tensor[crossing]]), axis=1)
-    if not tensors.shape[1]:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-    new = np.concatenate([[True], (np.diff(tensors[:2], axis=1) != 0).any(0)])
-    arc = np.cumsum(new) - 1
-    size, number = np.bincount(arc, graph.output_bytes[tensors[2]]), np.bincount(arc).astype(np.float64)
-    return tensors[0, new], tensors[1, new], size, number
+    keys = np.stack([src[crossing], dst[crossing], graph.edge_tensor[crossing]])
+    tensors, which = np.unique(keys, axis=1, return_inverse=True)
+    least = np.full(tensors.shape[1], np.inf)
+    np.minimum.at(least, which.ravel(), slack[crossing])
+    new = np.ones(tensors.shape[1], bool)
+    new[1:] = (np.diff(tensors[:2], axis=1) != 0).any(0)
+    arc, size = np.cumsum(new) - 1, graph.output_bytes[tensors[2]].astype(np.float64)
+    return tensors[0, new], tensors[1, new], arc, size, least
 
 
 def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """How a one-shot policy learns: each round draws K placements of B graphs, and learns from them by REINFORCE or PPO.
 
-A round is an iteration. Rewards are in `placeto.environment.rewards`, the published recipes in
-`placeto.training.recipes`.
+A round is an iteration. In the first rounds, the policy may learn to repeat placements that annealing found. Rewards
+are in `placeto.environment.rewards`, the published recipes in `placeto.training.recipes`.
 
 Legend: C training problems, B problems of a round, K samples, A decisions of a sample, N ops, U units, W ops of the
 largest problem.
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from placeto.environment.instance import Measure
 from placeto.environment.rewards import find_placement_reward
+from placeto.errors import TrainingError
+from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.policies.one_shot.one_shot_policy import OneShotPolicy, Sample
@@ -44,6 +46,9 @@ from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import Scored, policy_update
 
+Lesson = tuple[list[Sample], Tensor, dict[str, float]]
+"""What an iteration learns from: samples of B problems, their advantages (B, K), and numbers to log, by tag."""
+
 
 @dataclass(frozen=True, eq=False)
 class Family:
@@ -54,24 +59,37 @@ class Family:
     batch: ProblemBatch
     single_us: np.ndarray  # (C,) float64, best single-device makespan in microseconds
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best constructive placement
+    found: np.ndarray  # (C, W) int64, placements that annealing found; zeros if it wasn't asked for
+    found_score: np.ndarray  # (C,) float64, their relative makespans, or inf
     measure: Measure | None = None  # if given, makespans are measured
 
     @classmethod
-    def of(cls, run: Run, problems: Mapping[str, PlacementProblem]) -> Family:
-        """Prepare each problem: make the policy's input, and place the problem by the constructive placers."""
+    def of(cls, run: Run, problems: Mapping[str, PlacementProblem], searched: int = 0) -> Family:
+        """Prepare each problem: make the policy's input, and place the problem by the constructive placers.
 
-        def one(problem: PlacementProblem) -> tuple[OneShotInput, float]:
-            evaluator = Evaluator(problem, group_ops(problem))
-            best_cheap(evaluator)
-            return make_input(problem, run.config.policy.units), evaluator.best_score / problem.single_device_us
+        Then annealing moves groups, with `searched` simulations.
+        """
 
-        inputs, heuristic = zip(*prepare(problems, one, run.report), strict=True)
+        def one(problem: PlacementProblem) -> tuple[OneShotInput, float, np.ndarray, float]:
+            groups = group_ops(problem)
+            cheap, search = Evaluator(problem, groups), Evaluator(problem, groups, simulations=searched)
+            start, _ = best_cheap(cheap)
+            search.score(start)
+            annealing(search, np.random.default_rng(run.config.seed))
+            (found, score), one_us = search.best_groups, problem.single_device_us
+            described = make_input(problem, run.config.policy.units)
+            return described, cheap.best_score / one_us, found[groups.group], score / one_us
+
+        inputs, heuristic, found, score = zip(*prepare(problems, one, run.report), strict=True)
+        batch = ProblemBatch.of(list(problems.values()))
         return cls(
             inputs=tuple(graph.to(run.config.device) for graph in inputs),
             units=tuple(graph.unit.numpy() for graph in inputs),
-            batch=ProblemBatch.of(list(problems.values())),
+            batch=batch,
             single_us=np.array([problem.single_device_us for problem in problems.values()]),
             heuristic=np.array(heuristic),
+            found=np.stack([np.pad(row, (0, batch.max_ops - len(row))) for row in found]),
+            found_score=np.array(score),
         )
 
     def expand(self, index: int, placement: Tensor) -> np.ndarray:
@@ -99,20 +117,27 @@ class OneShotLearner:
     def __init__(self, run: Run) -> None:
         self.config: OneShotTrainConfig = run.config
         self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
-        self.family = Family.of(run, run.problems)
+        learning = self.config.learning
+        self.family = Family.of(run, run.problems, learning.searched if learning.imitation else 0)
         same = run.validation is run.problems  # prepared once: preparing a graph of 50,000 ops takes seconds
         self.held_out = self.family if same else Family.of(run, run.validation)
         self.family = replace(self.family, measure=run.measure)
 
     def initial_state(self) -> TrainState:
-        """Make a state with a fresh policy, in which no placement was met.
+        """Make a state with a fresh policy, in which no placement was met but those that annealing found.
 
         Raises:
             PlacerError: the cluster of a problem has more devices than the policy was made for.
+            TrainingError: the policy is to imitate, and decides about more than the devices of units.
         """
         config, count = self.config, len(self.family.inputs)
-        elite = np.zeros((count, self.family.batch.max_ops), np.int64)
-        state = TrainState.fresh(config, elite, np.full(count, np.inf), config.device)
+        state = TrainState.fresh(config, self.family.found.copy(), self.family.found_score.copy(), config.device)
+        if config.learning.imitation:
+            state.simulations = count * config.learning.searched
+            if len(_policy(state).noise_shapes(self.family.inputs[0])) > 1:
+                raise TrainingError(
+                    f"learning.imitation must be 0 for {config.placer}, which decides about more than devices of units"
+                )
         remembered = {"moving": (), "trials": (2,)}
         if config.learning.baseline in remembered:
             state.history_shapes = (remembered[config.learning.baseline],) * count
@@ -126,15 +151,9 @@ class OneShotLearner:
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
-        samples, scores = self._sample(state, chosen, watch)
-        relative, fits = scores[..., 0], scores[..., 1] > 0.0
-        self._keep_elite(state, chosen, samples, relative)
-        state.simulations += relative.size
-        counts = fits | (learning.failures is None or state.iteration < learning.failures)
-        worth = advantages(relative, fits, counts, learning, chosen.tolist(), state.history)
-        advantage = worth.advantage.to(self.config.device)
-        if learning.normalise:
-            advantage = torch.stack(list(map(normalise, advantage))) if learning.by_graph else normalise(advantage)
+        imitating = done < learning.imitation
+        learn = self._imitate if imitating else self._explore
+        samples, advantage, met = learn(state, chosen, watch)
         left = 1.0 - done if learning.falling else 1.0
         lr = set_learning_rate(state.optimizer, learning.lr * left)
         numbers = policy_update(
@@ -144,17 +163,41 @@ class OneShotLearner:
             scoring(policy, [family.inputs[i] for i in chosen], samples, advantage, ranks),
             learning,
             state.random,
-            entropy=learning.entropy * left,
+            entropy=0.0 if imitating else learning.entropy * left,
             ranks=ranks,
         )
         watch.lap("network")
         return {
             **numbers,
-            **worth.numbers(),
-            **episode_makespans(relative.T[None], family.heuristic[chosen]),
+            **met,
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
+
+    def _explore(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> Lesson:
+        """Draw and simulate samples of the problems `chosen` (B,), and remember the best."""
+        learning = self.config.learning
+        samples, scores = self._sample(state, chosen, watch)
+        relative, fits = scores[..., 0], scores[..., 1] > 0.0
+        self._keep_elite(state, chosen, samples, relative)
+        state.simulations += relative.size
+        counts = fits | (learning.failures is None or state.iteration < learning.failures)
+        worth = advantages(relative, fits, counts, learning, chosen.tolist(), state.history)
+        advantage = worth.advantage.to(self.config.device)
+        if learning.normalise:
+            advantage = torch.stack(list(map(normalise, advantage))) if learning.by_graph else normalise(advantage)
+        return samples, advantage, worth.numbers() | episode_makespans(relative.T[None], self.family.heuristic[chosen])
+
+    def _imitate(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> Lesson:
+        """Take the best placement met of each of the problems `chosen` (B,) as its only sample, of the advantage 1."""
+        family, samples = self.family, []
+        for index in chosen:
+            first = np.unique(family.units[index], return_index=True)[1]  # the first op of each unit
+            action = torch.from_numpy(state.elite[index, first])[None].to(self.config.device)
+            with torch.no_grad():
+                log_prob, _ = _policy(state).score(family.inputs[index], action)
+            samples.append(Sample(action, log_prob, action))
+        return samples, torch.ones(len(chosen), 1, device=self.config.device), {}
 
     def validate(self, state: TrainState) -> Validation:
         """Validate by the most likely placement of each validation problem."""

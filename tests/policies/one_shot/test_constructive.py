@@ -64,21 +64,24 @@ def test_devices_are_told_by_what_they_are_not_by_their_number(devices) -> None:
 
 
 def test_scores_know_what_lies_on_devices_and_what_fits() -> None:
-    """Each input that a decision depends on changes the log-probabilities: time, transfers, links, memory, profile."""
+    """Each input that a decision depends on changes the log-probabilities: time, transfers, delays, links, memory,
+    profile."""
     made, problem = policy(), toy_problem(0, 20, 3)
     graph = make_input(problem, "ops")
     sample = made.sample(graph, 2, generator())
     full = replace(graph, memory=torch.ones_like(graph.memory))
     assert not torch.allclose(made.score(full, sample.action)[0], sample.log_prob, atol=1e-4)
-    for name in ("time", "transfer", "links", "profile"):
+    for name in ("time", "transfer", "delay", "links", "profile"):
         changed = replace(graph, **{name: getattr(graph, name).flip(0) * 1.5})
         assert not torch.allclose(made.score(changed, sample.action)[0], sample.log_prob, atol=1e-4), name
 
 
-def learner(train: dict[str, PlacementProblem], unseen: dict[str, PlacementProblem], seed: int = 0) -> OneShotLearner:
+def learner(
+    train: dict[str, PlacementProblem], unseen: dict[str, PlacementProblem], seed: int = 0, imitation: float = 0.0
+) -> OneShotLearner:
     config = default_config("constructive", "")
     assert isinstance(config, OneShotTrainConfig)
-    learning = replace(config.learning, lr=3e-3, samples=32)
+    learning = replace(config.learning, lr=3e-3, samples=32, imitation=imitation)
     return OneShotLearner(Run(replace(config, seed=seed, policy=SMALL, learning=learning), train, unseen))
 
 
@@ -96,6 +99,18 @@ def test_places_unseen_graphs_at_their_optimum_and_untrained_it_does_not() -> No
     for iteration in range(50):
         made.iterate(state, iteration / 50)
     np.testing.assert_allclose(made.validate(state).end, optimum, rtol=1e-6)
+
+
+def test_imitates_what_annealing_found_without_a_sample_of_its_own() -> None:
+    made = learner(forks(4, 12, devices=4) | forks(6, devices=3), forks(8, devices=4), imitation=1.0)
+    state = made.initial_state()
+    np.testing.assert_allclose(state.elite_score, [1 / 4, 1 / 4, 1 / 3])
+    before = state.simulations
+    assert before == 3 * made.config.learning.searched
+    for iteration in range(50):
+        made.iterate(state, iteration / 50)
+    assert state.simulations == before
+    np.testing.assert_allclose(made.validate(state).end, 1 / 4)
 
 
 def test_learns_to_leave_no_device_too_full() -> None:

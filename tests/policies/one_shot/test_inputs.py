@@ -95,6 +95,13 @@ def test_columns_in_closed_form() -> None:
     torch.testing.assert_close(graph.device[:, 0], torch.tensor([1.0, 0.5]))
 
 
+def test_delays_are_what_transfers_take_beyond_the_slack_of_their_readers() -> None:
+    """The longest path is a, c, d. In the mean of both devices, b takes 30 us and c 45 us, so that b has 15 us."""
+    graph = make_input(diamond(), "ops")
+    delays = dict(zip(zip(*graph.edges.tolist(), strict=True), (105 * graph.delay).tolist(), strict=True))
+    assert delays == pytest.approx({(0, 1): 100 - 15, (0, 2): 10, (1, 3): 50 - 15, (2, 3): 7}, rel=1e-5)
+
+
 def test_neighbours_with_the_largest_tensors_come_first() -> None:
     graph = make_input(diamond(), "ops")
     assert graph.neighbours[0, :NEIGHBOURS].tolist() == [-1.0] * NEIGHBOURS
