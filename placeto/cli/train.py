@@ -41,7 +41,8 @@ class Arguments:
 
     The placer placeto learns the exact effects of moves, unless --learning.reinforcement is given. Reinforcement, and
     the other placers, learn from rewards: simulated step times, or with --reward measured the times of steps that are
-    run on devices of this machine (--devices). For measured steps, GRAPHs are factories as for `placeto capture`.
+    run on devices of this machine (--devices). Before, constructive learns to repeat what a search finds. For measured
+    steps, GRAPHs are factories as for `placeto capture`.
 
     With GRAPHs and neither --family nor --validation-graphs, the placer is trained for these graphs alone. They also
     choose the parameters, and the best placement found for each is written to --out. A checkpoint and tensorboard

@@ -35,8 +35,7 @@ class LargeStep(NamedTuple):
 
     ways: list[PlannedStep]  # fully sharded replicas on all devices, and what the search by chunks finds
     problems: dict[Setting, PlacementProblem]  # the steps of these ways
-    counts: tuple[int, ...]  # other numbers of micro-batches, in which the step isn't large, and in which it may be
-    # faster
+    counts: tuple[int, ...]  # the other numbers of micro-batches that are to be tried
     refusal: str  # why a width is left out; "" if none is
 
 
@@ -48,9 +47,11 @@ def plan_large(
     runnable_by: Tool | None,
     refusals: list[str],
 ) -> LargeStep:
-    """Plan a step in the largest number of micro-batches in which it is large; if it is in none, there are no ways.
+    """Plan a step in the largest number of micro-batches in which it is large and can be captured.
 
-    If there are more devices than the largest of several `counts`, as many micro-batches as devices also count.
+    If there are more devices than the largest of three `counts` or more, as many micro-batches as devices also count.
+    There are no ways, and all `counts` are to be tried, if the step isn't large in any number, has no blocks that can
+    be recomputed, or fits in no way. All smaller numbers in which it is large are left out, else.
 
     Args:
         numbers: the step in numbers of micro-batches.
@@ -65,19 +66,25 @@ def plan_large(
     first, least = next(numbers.wanted(sorted(counts)))
     more = [count for count in one_each(least.cluster, counts) if count > max(counts) and len(counts) > 2]
     large = [count for count in (*counts, *more) if is_large(least, count)]
-    if not large:
-        return LargeStep([], {}, counts, "")
+    as_others = LargeStep([], {}, counts, "")
+    if not large or block_costs(least) is None:
+        return as_others
     ways, problems, best_us = list[PlannedStep](), dict[Setting, PlacementProblem](), math.inf
-    widths, refusal = _likely(numbers, groups, first, max(large))
-    for width, smallest in widths:
-        if may_be_faster(smallest, max(large), best_us):
-            try:
-                problem = (numbers if width == 1 else groups[width])(max(large))
-            except CaptureError:
-                continue
-            problems[problem.setting] = problem
-            ways += _ways_of(problem, batch, runnable_by, refusals)
-            best_us = min((way.step_us for way in ways if way.fits), default=math.inf)
+    for number in sorted(large, reverse=True):
+        widths, refusal = _likely(numbers, groups, first, number)
+        for width, smallest in widths:
+            if may_be_faster(smallest, number, best_us):
+                try:
+                    problem = (numbers if width == 1 else groups[width])(number)
+                except CaptureError:  # the number doesn't divide the batch
+                    continue
+                problems[problem.setting] = problem
+                ways += _ways_of(problem, batch, runnable_by, refusals)
+                best_us = min((way.step_us for way in ways if way.fits), default=math.inf)
+        if problems:
+            break
+    if best_us == math.inf:
+        return as_others
     left = (count for count in counts if count not in large)
     others = tuple(count for count in left if count == first or may_be_faster(least, count, best_us))
     return LargeStep(ways, problems, others, refusal)
@@ -88,8 +95,8 @@ def _likely(
 ) -> tuple[list[tuple[int, PlacementProblem]], str]:
     """Return the widths in which M micro-batches are likely to take the least time, with the step in a few.
 
-    Wider groups send more. So those are left out that are wider than groups which take longer than narrower ones. The
-    second result is why a width is left out that can't be captured; "" if none is.
+    Widths are tried from the narrowest on, until one takes longer than the one before. The second result is why a width
+    is left out that can't be captured; "" if none is.
 
     Args:
         numbers: the step in numbers of micro-batches.

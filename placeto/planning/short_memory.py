@@ -46,8 +46,6 @@ _ORDERS, _SIMILAR = 6, 1.02
 as in the best order."""
 _CLOSE = 1.05
 """These orders are tried only if the way takes at most as many times as long as the fastest that fits."""
-_LITTLE = 0.004
-"""One block less isn't tried if it likely doesn't fit, and saves less than this share of the step."""
 _FEW = 24
 """Number of pipelines of a large step whose chunks are simulated."""
 _FAR = 2.0
@@ -69,11 +67,6 @@ class Blocks(NamedTuple):
         above, below = without.used / without.room - 1.0, 1.0 - least.used / least.room
         freed = self.freed[low] + (self.freed[high] - self.freed[low]) * above / (above + below)
         return min(int(np.searchsorted(self.freed, freed - 1e-9)), high)
-
-    def gain(self, low: int, without: PlannedStep, high: int, least: PlannedStep) -> float:
-        """The share of the step that one block less than `high` of them is likely to save."""
-        last = (self.took[high] - self.took[high - 1]) / max(self.took[high] - self.took[low], 1e-9)
-        return float(last * (1.0 - without.step_us / least.step_us))
 
 
 def blocks_of(problem: PlacementProblem) -> Blocks | None:
@@ -208,10 +201,7 @@ def fewest_blocks(
     """
     best, low, high = least or way(blocks.paths), 0, len(blocks.paths)
     while best.fits and high - low > 1:  # `without` recomputes `low` blocks and doesn't fit
-        middle = max(blocks.needed(low, without, high, best), low + 1)
-        if middle >= high and blocks.gain(low, without, high, best) < _LITTLE:
-            break
-        middle = min(middle, high - 1)
+        middle = min(max(blocks.needed(low, without, high, best), low + 1), high - 1)
         if (made := way(blocks.paths[:middle])).fits:
             best, high = made, middle
         else:

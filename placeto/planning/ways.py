@@ -85,7 +85,8 @@ def plan(
         master_weights: whether 16-bit parameters also have a copy in float32.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16".
         costs: a cost model, or its name or file.
-        micro_batches: numbers that are tried, as far as they divide the batch.
+        micro_batches: numbers that are tried, as far as they divide the batch. A step of more than 200,000 ops is tried
+            in the largest of them, and in those in which it has fewer ops and may be faster.
         headroom: bytes of each device that stay free.
         simulations: budget of the search for a free placement, in simulations; 0 = no search.
         seed: seed of that search.

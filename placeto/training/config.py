@@ -178,10 +178,11 @@ class OneShotLearningConfig:
     """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
     imitation: Share = 0.0
-    """Share of the training, at its beginning, in which the policy learns to repeat the best placement met of each
-    graph. At first, annealing of groups finds it. 0 = the policy learns from the rewards of its samples alone."""
+    """Share of the training, at its beginning, in which the policy learns to repeat the best placement known of each
+    graph. At the beginning, that is what annealing of groups found, which counts as a placement met. 0, or a limit of
+    simulations and none of iterations: the policy learns from the rewards of its samples alone."""
     searched: Count = 1000
-    """Simulations of this annealing for each training graph."""
+    """Simulations for each training graph by which annealing finds the placements to repeat."""
     soften: Annotated[float, within(1e-3, 1e3)] = 1.0
     """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature before they are bounded,
     so that it also tries other choices."""
@@ -273,6 +274,7 @@ ONE_SHOT_LEARNING = {
 FINE_TUNING: dict[str, dict[str, Any]] = {
     "placeto": {"reinforcement": 1.0, "parts": 0.0, "joined": 0.0},
     "gdp": {"epochs": 4, "lr": 5e-4, "soften": 3.0},
+    "constructive": {"imitation": 0.0},
 }
 """Name of a learned placer -> the settings of its learning that differ in fine-tuning."""
 

@@ -49,7 +49,11 @@ def _unread(config: AnyTrainConfig, fine_tuned: bool) -> list[tuple[tuple[str, .
             unread.append((("decay",), f"learning.baseline is {learning.baseline}, not moving"))
         if not learning.normalise:
             unread.append((("by_graph",), "learning.normalise is off"))
-        if not learning.imitation:
+        if config.iterations is None and config.simulations is not None:
+            unread.append(
+                (("imitation", "searched"), "the training has a limit of simulations, but none of iterations")
+            )
+        elif not learning.imitation:
             unread.append((("searched",), "learning.imitation is 0"))
         if not fine_tuned:
             unread.append((("soften",), "the training doesn't begin with a checkpoint"))

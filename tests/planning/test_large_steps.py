@@ -7,6 +7,7 @@ import torch
 
 from graphs import llama
 from placeto.capture import capture_training
+from placeto.errors import CaptureError
 from placeto.heuristics.plans import least_us
 from placeto.planning import numbers
 from placeto.planning.large_steps import may_be_faster, plan_large
@@ -82,3 +83,39 @@ def test_the_largest_of_several_large_numbers_is_planned(monkeypatch: pytest.Mon
     assert {way.micro_batches for way in large.ways} == {8}
     assert large.counts == (1,)
     assert large.refusal == ""
+
+
+def test_a_number_that_can_not_be_captured_leaves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+
+    def problem_of(count: int) -> PlacementProblem:
+        if count == 8:
+            raise CaptureError("no")
+        return PlacementProblem(graph_of(count), limited(10**12, "4xv100"))
+
+    large = plan_large(Numbers(problem_of), {}, (1, 4, 8), BATCH, None, [])
+    assert {way.micro_batches for way in large.ways} == {4}
+
+
+@pytest.mark.parametrize("cluster", ["1xv100", "3xv100"])
+def test_a_large_step_whose_replicas_and_chunks_find_nothing_is_planned_as_others(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one device it fits by gradient accumulation alone; three devices can't take equally many micro-batches."""
+    alone = PlacementProblem(graph_of(8), limited(10**12, "1xv100"))
+    memory = int(1.05 * plain_ways({alone.setting: alone}, BATCH, None, [])[0].used)
+
+    def rows() -> list[tuple[str, int, float]]:
+        def problem_of(count: int) -> PlacementProblem:
+            return PlacementProblem(graph_of(count), limited(memory, cluster))
+
+        plans = plans_of(problem_of, BATCH, (8, 1), simulations=0)
+        return [(step.name, step.micro_batches, step.step_us) for step in plans.steps if step.fits]
+
+    usual = rows()
+    assert usual
+    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+    if cluster == "1xv100":
+        assert rows() == usual
+    else:
+        assert min(us for _, _, us in rows()) <= 1.1 * min(us for _, _, us in usual)

@@ -18,10 +18,9 @@ from placeto.formats.plan import load_plan, save_plan
 from placeto.heuristics.block_costs import block_costs
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import make_plan
-from placeto.planning import short_memory
-from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, Plans
-from placeto.planning.short_memory import blocks_of, fewest_blocks, ways_that_fit
-from placeto.planning.single_ways import one_device, replicas_of, sharded
+from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.short_memory import ways_that_fit
+from placeto.planning.single_ways import one_device, replicas_of
 from placeto.planning.ways import leanest, plans_of
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
 from placeto.problem.graph import ComputationGraph
@@ -94,32 +93,6 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
             )
             assert not less.fits
             assert less.step_us < step.step_us
-
-
-@pytest.mark.parametrize("share", [0.7, 0.8, 0.9])
-def test_one_block_more_may_be_recomputed_where_a_block_takes_little(
-    share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide = PlacementProblem(graph_of(2), limited(10**12))
-    memory = int(share * sharded(wide, (0, 1), 3, BATCH).used)
-    problem, counts = replace(wide, cluster=limited(memory)), list[int]()
-    blocks, without = blocks_of(problem), sharded(problem, (0, 1), 3, BATCH)
-    assert blocks is not None
-
-    def way(paths: tuple[str, ...]) -> PlannedStep:
-        counts.append(len(paths))
-        return sharded(problem, (0, 1), 3, BATCH, paths)
-
-    exact = fewest_blocks(way, blocks, without)
-    tried, chosen = len(counts), len(exact.plan.recomputed) if exact.plan else 0
-    assert exact.fits
-    monkeypatch.setattr(short_memory, "_LITTLE", 1.0)
-    counts.clear()
-    near = fewest_blocks(way, blocks, without)
-    assert near.fits
-    assert near.plan is not None
-    assert len(near.plan.recomputed) in (chosen, chosen + 1)
-    assert len(counts) < tried
 
 
 def test_the_leanest_way_recomputes_blocks_where_simple_ways_fit_and_are_slow() -> None:

@@ -67,18 +67,22 @@ class Family:
     def of(cls, run: Run, problems: Mapping[str, PlacementProblem], searched: int = 0) -> Family:
         """Prepare each problem: make the policy's input, and place the problem by the constructive placers.
 
-        Then annealing moves groups, with `searched` simulations.
+        Then annealing moves groups, with `searched` simulations, and what it finds is rounded to units.
         """
 
         def one(problem: PlacementProblem) -> tuple[OneShotInput, float, np.ndarray, float]:
             groups = group_ops(problem)
             cheap, search = Evaluator(problem, groups), Evaluator(problem, groups, simulations=searched)
             start, _ = best_cheap(cheap)
+            heuristic_us = cheap.best_score
             search.score(start)
             annealing(search, np.random.default_rng(run.config.seed))
-            (found, score), one_us = search.best_groups, problem.single_device_us
-            described = make_input(problem, run.config.policy.units)
-            return described, cheap.best_score / one_us, found[groups.group], score / one_us
+            described, one_us = make_input(problem, run.config.policy.units), problem.single_device_us
+            unit = described.unit.numpy()
+            first = np.unique(unit, return_index=True)[1]  # the first op of each unit: its device is the unit's
+            found = search.best_groups[0][groups.group][first][unit]
+            score = cheap.score_ops(found) if searched else np.inf
+            return described, heuristic_us / one_us, found, score / one_us
 
         inputs, heuristic, found, score = zip(*prepare(problems, one, run.report), strict=True)
         batch = ProblemBatch.of(list(problems.values()))
@@ -118,7 +122,9 @@ class OneShotLearner:
         self.config: OneShotTrainConfig = run.config
         self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
         learning = self.config.learning
-        self.family = Family.of(run, run.problems, learning.searched if learning.imitation else 0)
+        by_simulations = self.config.iterations is None and self.config.simulations is not None
+        self.imitation = 0.0 if by_simulations else learning.imitation  # without simulations that would never end
+        self.family = Family.of(run, run.problems, learning.searched if self.imitation else 0)
         same = run.validation is run.problems  # prepared once: preparing a graph of 50,000 ops takes seconds
         self.held_out = self.family if same else Family.of(run, run.validation)
         self.family = replace(self.family, measure=run.measure)
@@ -132,7 +138,7 @@ class OneShotLearner:
         """
         config, count = self.config, len(self.family.inputs)
         state = TrainState.fresh(config, self.family.found.copy(), self.family.found_score.copy(), config.device)
-        if config.learning.imitation:
+        if self.imitation:
             state.simulations = count * config.learning.searched
             if len(_policy(state).noise_shapes(self.family.inputs[0])) > 1:
                 raise TrainingError(
@@ -151,7 +157,7 @@ class OneShotLearner:
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
-        imitating = done < learning.imitation
+        imitating = done < self.imitation
         learn = self._imitate if imitating else self._explore
         samples, advantage, met = learn(state, chosen, watch)
         left = 1.0 - done if learning.falling else 1.0

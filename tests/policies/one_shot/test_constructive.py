@@ -8,12 +8,13 @@ import torch
 
 from placeto.placers import load_placer
 from placeto.policies.one_shot.constructive import ConstructiveConfig, ConstructivePolicy
-from placeto.policies.one_shot.inputs import make_input
+from placeto.policies.one_shot.inputs import UnitKind, make_input
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.training.config import OneShotTrainConfig, default_config
 from placeto.training.learners.learner import Run
 from placeto.training.learners.one_shot import OneShotLearner
+from placeto.training.rollout import Stopwatch
 from placeto.training.trainer import train
 from tests.cases import toy_problem
 from tests.toys import fork_of_chains, random_graph, toy_cluster
@@ -77,12 +78,17 @@ def test_scores_know_what_lies_on_devices_and_what_fits() -> None:
 
 
 def learner(
-    train: dict[str, PlacementProblem], unseen: dict[str, PlacementProblem], seed: int = 0, imitation: float = 0.0
+    train: dict[str, PlacementProblem],
+    unseen: dict[str, PlacementProblem],
+    seed: int = 0,
+    imitation: float = 0.0,
+    units: UnitKind = "ops",
 ) -> OneShotLearner:
     config = default_config("constructive", "")
     assert isinstance(config, OneShotTrainConfig)
     learning = replace(config.learning, lr=3e-3, samples=32, imitation=imitation)
-    return OneShotLearner(Run(replace(config, seed=seed, policy=SMALL, learning=learning), train, unseen))
+    policy = replace(SMALL, units=units)
+    return OneShotLearner(Run(replace(config, seed=seed, policy=policy, learning=learning), train, unseen))
 
 
 def forks(*chains: int, devices: int) -> dict[str, PlacementProblem]:
@@ -111,6 +117,23 @@ def test_imitates_what_annealing_found_without_a_sample_of_its_own() -> None:
         made.iterate(state, iteration / 50)
     assert state.simulations == before
     np.testing.assert_allclose(made.validate(state).end, 1 / 4)
+
+
+def test_a_training_that_is_limited_by_simulations_ends_and_learns_from_rewards(tmp_path) -> None:
+    limited = replace(default_config("constructive", str(tmp_path)), policy=SMALL, simulations=150)
+    numbers = train(limited, forks(4, devices=2), forks(8, devices=2))
+    assert numbers["placements/simulated"] >= 150
+    assert np.isfinite(numbers["hparam/validation"])
+
+
+@pytest.mark.parametrize("units", ["groups", "paper", "few"])
+def test_what_is_imitated_has_the_score_that_it_is_kept_for(units) -> None:
+    problem = PlacementProblem(random_graph(0, 200), toy_cluster(4))
+    made = learner({"one": problem}, {"one": problem}, imitation=0.5, units=units)
+    state = made.initial_state()
+    lesson, _, _ = made._imitate(state, np.array([0]), Stopwatch())
+    expanded = made.family.expand(0, lesson[0].placement)
+    assert made.family.score(np.array([0]), expanded)[0, 0] == pytest.approx(state.elite_score[0])
 
 
 def test_learns_to_leave_no_device_too_full() -> None:
