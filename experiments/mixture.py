@@ -125,15 +125,16 @@ def _iterations(run: Run) -> int:
     return int(load_checkpoint(run.checkpoint)["iteration"]) if run.checkpoint.is_file() else 0
 
 
-def plan(config: MixtureConfig, run: Run) -> list[Cell]:
+def plan(config: MixtureConfig, on_groups: Run, run: Run) -> list[Cell]:
     """The rows of the table."""
+    assert isinstance(on_groups.config, OneShotTrainConfig)
     assert isinstance(run.config, OneShotTrainConfig)
     return [
         Cell(
             family,
             cluster,
             run.config.policy.rounds,
-            run.config.learning.imitation,
+            on_groups.config.learning.imitation,
             (run,),
             tuple(f"{family}:test:{i}" for i in range(config.count)),
         )
@@ -171,7 +172,7 @@ def main(config: MixtureConfig) -> None:
     """Train, place the test graphs, print the tables and write them."""
     torch.set_num_threads(1)
     runs = trained(config)
-    found = measure_cells(plan(config, runs[-1]), measure, "placing test graphs")
+    found = measure_cells(plan(config, *runs), measure, "placing test graphs")
     stages, size = [load_checkpoint(run.checkpoint) for run in runs], (config.out / CHECKPOINT).stat().st_size / 1e6
     simulations, seconds = (sum(stage[name] for stage in stages) for name in ("simulations", "elapsed"))
     lines = [

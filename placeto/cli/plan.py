@@ -30,8 +30,10 @@ class Arguments:
     do, each device may also be a tensor-parallel group of 2, 4 or 8 boards of a host.
 
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
-    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. If the fastest way doesn't fit, ways are
-    tried in which blocks of the model are recomputed for the backward pass, as few as possible.
+    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches. A step of more than 200,000 ops is tried
+    in the largest of them, or in as many micro-batches as devices, and in those in which it may be faster. If the
+    fastest way doesn't fit, ways are tried in which blocks of the model are recomputed for the backward pass, as few
+    as possible.
 
     The column "fullest device" says what the device that uses the largest share of its memory holds: weights (w),
     gradients (g), optimizer state (o), activations (a), and copies received from other devices (r). The bars show

@@ -45,7 +45,7 @@ _ORDERS, _SIMILAR = 6, 1.02
 """At last, the ops of a pipeline run in as many orders of its chunks in which these take at most as many times as long
 as in the best order."""
 _CLOSE = 1.05
-"""These orders are tried only if the way takes at most as many times as long as the fastest that fits."""
+"""These orders aren't tried for a way that fits and takes more times as long as the fastest that fits."""
 _FEW = 24
 """Number of pipelines of a large step whose chunks are simulated."""
 _FAR = 2.0
@@ -307,7 +307,8 @@ def fastest_near(
         if best is None or (not step.fits, step.step_us) < (not best.fits, best.step_us):
             best, plan = step, fitted.plan
             orders = by_chunks(problem, costs, plan, room)
-    close = best is not None and best.step_us <= _CLOSE * min(others.values(), default=math.inf)
+    fastest_us = min(others.values(), default=math.inf)
+    close = best is not None and (not best.fits or best.step_us <= _CLOSE * fastest_us)
     most = _SIMILAR * orders[0].us if orders and close else 0.0
     similar = [each for each in orders if each.us <= most and each.lacking <= orders[0].lacking][:_ORDERS]
     ways = [step for step in (best, *chain(*map(run, similar))) if step is not None and step.fits]

@@ -46,7 +46,7 @@ COMMANDS = {
     "mixture": (
         "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 --first 1 "
         "--iterations 2 --families small --clusters 2xv100 --count 2",
-        "| small, 2xv100, 3 rounds |",
+        "| small, 2xv100, 3 rounds, imitation 0.5 |",
     ),
     "models_in_micro_batches": (
         "--out runs/x --models U-net --clusters 4xv100 --simulations 20 --workers 1",
