@@ -138,12 +138,10 @@ class OneShotLearner:
         """
         config, count = self.config, len(self.family.inputs)
         state = TrainState.fresh(config, self.family.found.copy(), self.family.found_score.copy(), config.device)
-        if self.imitation:
-            state.simulations = count * config.learning.searched
-            if len(_policy(state).noise_shapes(self.family.inputs[0])) > 1:
-                raise TrainingError(
-                    f"learning.imitation must be 0 for {config.placer}, which decides about more than devices of units"
-                )
+        if self.imitation and len(_policy(state).noise_shapes(self.family.inputs[0])) > 1:
+            raise TrainingError(
+                f"learning.imitation must be 0 for {config.placer}, which decides about more than devices of units"
+            )
         remembered = {"moving": (), "trials": (2,)}
         if config.learning.baseline in remembered:
             state.history_shapes = (remembered[config.learning.baseline],) * count
@@ -173,12 +171,7 @@ class OneShotLearner:
             ranks=ranks,
         )
         watch.lap("network")
-        return {
-            **numbers,
-            **met,
-            "train/learning_rate": lr,
-            **seconds(watch, began),
-        }
+        return {**numbers, **met, "train/learning_rate": lr, **seconds(watch, began)}
 
     def _explore(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> Lesson:
         """Draw and simulate samples of the problems `chosen` (B,), and remember the best."""

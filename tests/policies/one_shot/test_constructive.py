@@ -111,11 +111,9 @@ def test_imitates_what_annealing_found_without_a_sample_of_its_own() -> None:
     made = learner(forks(4, 12, devices=4) | forks(6, devices=3), forks(8, devices=4), imitation=1.0)
     state = made.initial_state()
     np.testing.assert_allclose(state.elite_score, [1 / 4, 1 / 4, 1 / 3])
-    before = state.simulations
-    assert before == 3 * made.config.learning.searched
     for iteration in range(50):
         made.iterate(state, iteration / 50)
-    assert state.simulations == before
+    assert state.simulations == 0
     np.testing.assert_allclose(made.validate(state).end, 1 / 4)
 
 
