@@ -182,7 +182,7 @@ class OneShotLearningConfig:
     graph. At the beginning, that is what annealing of groups found, which counts as a placement met. 0, or a limit of
     simulations and none of iterations: the policy learns from the rewards of its samples alone."""
     searched: Count = 1000
-    """Simulations for each training graph by which annealing finds what is repeated. `simulations` doesn't count them."""
+    """Simulations of each training graph by which annealing finds what is repeated. `simulations` excludes them."""
     soften: Annotated[float, within(1e-3, 1e3)] = 1.0
     """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature before they are bounded,
     so that it also tries other choices."""
