@@ -1,9 +1,9 @@
-"""The ways to run a large step: its pipelines are searched by their chunks alone, in the numbers that look best.
+"""The ways to run a large step: its pipelines are searched by their chunks alone, in the widths that look best.
 
 A step of 80 layers in 64 micro-batches has 650,000 ops. To simulate it once takes half a second, and to try a plan as
 those of smaller steps are tried takes dozens of simulations.
 
-Legend: B blocks, D devices, M micro-batches.
+Legend: M micro-batches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plan_large(
 
     If there are more devices than the largest of three `counts` or more, as many micro-batches as devices also count.
     There are no ways, and all `counts` are to be tried, if the step isn't large in any number, has no blocks that can
-    be recomputed, or fits in no way. All smaller numbers in which it is large are left out, else.
+    be recomputed, or fits in no way. Otherwise all smaller numbers in which it is large are left out.
 
     Args:
         numbers: the step in numbers of micro-batches.

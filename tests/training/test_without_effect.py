@@ -39,6 +39,14 @@ def test_settings_that_are_not_read_are_told(placer: str, given: dict[str, Any],
     assert [sentence[: len(start)] for sentence, start in zip(found, says, strict=True)] == says
 
 
+def test_imitation_has_no_effect_if_simulations_alone_end_the_training() -> None:
+    usual: Any = replace(default_config("gdp", "out"), simulations=100)
+    given = replace(usual, learning=replace(usual.learning, imitation=0.2))
+    (said,) = without_effect(given, usual, False)
+    assert said.startswith("learning.imitation: has no effect, because the training has a limit of simulations")
+    assert without_effect(replace(given, iterations=5), usual, False) == []
+
+
 def test_settings_that_are_not_given_are_not_told() -> None:
     usual: Any = default_config("gdp", "out")
     usual = replace(usual, learning=replace(usual.learning, soften=3.0, quantile=0.2))  # as by a recipe
