@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -16,7 +17,9 @@ from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, 
 from placeto.plumbing.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from placeto.planning.planned_steps import Plans
+    from torch import nn
+
+    from placeto.planning.planned_steps import PlannedStep, Plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Arguments:
     model: Model
 
 
-_SNIPPET = """In your program, before the model is wrapped:
+_SNIPPET = """{when}:
     from functools import partial
     from torch.utils.checkpoint import checkpoint
     for path in {paths}:
@@ -64,6 +67,11 @@ _SNIPPET_NORMS = """
         for norm in block.modules():  # two updates with each micro-batch make one with this momentum
             if getattr(norm, "running_mean", None) is not None and norm.momentum is not None:
                 norm.momentum = 1 - (1 - norm.momentum) ** 0.5"""
+
+_SNIPPET_TRANSFORMERS = """Under torchrun with {ranks} ranks, transformers shards the model so:
+    from transformers.distributed import DistributedConfig
+    parts = DistributedConfig(tp_size={width}, fsdp_size={replicas})
+    model = {name}.from_pretrained(FOLDER, distributed_config=parts)"""
 
 
 def run(arguments: Arguments) -> None:
@@ -108,11 +116,14 @@ def run(arguments: Arguments) -> None:
             "than the table says"
         )
     say(plans.advice())
-    best = plans.best
+    best, own_plan = plans.best, sharded if model.parallel is None else {}
+    if sharding := _by_transformers(best, model.module, own_plan) if best.fits else "":
+        say(sharding)
     if best.fits and best.plan is not None and best.kind not in PIPELINES and (again := best.plan.recomputed):
         parts = (part for path in again for part in model.module.get_submodule(path).modules())
         norms = any(getattr(part, "running_mean", None) is not None for part in parts)
-        say(_SNIPPET.format(paths=_in_python(again)) + (_SNIPPET_NORMS if norms else ""))
+        when = "Then" if sharding else "In your program, before the model is wrapped"
+        say(_SNIPPET.format(when=when, paths=_in_python(again)) + (_SNIPPET_NORMS if norms else ""))
     note_unmeasured(plans.best.schedule.problem)
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:
@@ -122,6 +133,26 @@ def run(arguments: Arguments) -> None:
         if plans.best.placement is None:
             how = f"`placeto run --plan` runs it by {plans.best.run_by}"
             note(f"{arguments.out} has no placement, as gradients are sharded; {how}")
+
+
+def _by_transformers(step: PlannedStep, module: nn.Module, brought_along: Mapping[str, Any]) -> str:
+    """Return lines that let transformers shard its own model as a way does; "" where it can't.
+
+    transformers shards parameters alone: between the boards of a group, and between replicas.
+
+    Args:
+        step: the way.
+        module: the model.
+        brought_along: the model's own parallel plan; empty if it has none, or another one is used.
+    """
+    from placeto.planning.planned_steps import Kind
+
+    fully_sharded = step.kind == Kind.FULLY_SHARDED and getattr(module, "fsdp_plan", None)
+    if (step.width > 1 and not brought_along) or not (fully_sharded or step.kind == Kind.GROUP):
+        return ""
+    replicas = len(step.plan.used) if fully_sharded and step.plan is not None else 1
+    name, ranks = type(module).__name__, step.width * replicas
+    return _SNIPPET_TRANSFORMERS.format(ranks=ranks, width=step.width, replicas=replicas, name=name)
 
 
 def _in_python(paths: tuple[str, ...]) -> str:

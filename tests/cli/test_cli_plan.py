@@ -19,6 +19,7 @@ from placeto.problem.cluster import load_cluster, save_cluster
 from tests.cases import with_devices
 from tests.cli.test_cli_fits import LLAMA, NET
 from tests.command_line import fails, run
+from tests.forked_ranks import run_ranks
 
 CHECKPOINTED = """
 import torch
@@ -266,3 +267,48 @@ def test_what_is_to_be_recomputed_is_told_as_lines_of_code(
         assert "num_batches" in name or torch.allclose(value, expected, atol=1e-6), name
     assert ("norm.momentum" in code) == ("Norm" in norm)
     assert [calls[number] for number in range(4)] == [6] * int(blocks[1]) + [3] * (4 - int(blocks[1]))
+
+
+CHECK = """
+import copy, torch
+from transformers import {name}
+
+torch.manual_seed(0)
+FOLDER = "tiny"
+ids = torch.randint(0, 128, (2, 8))
+whole = {name}.from_pretrained(FOLDER)
+whole(input_ids=ids, labels=ids).loss.backward()
+{lines}
+rank, parts = torch.distributed.get_rank(), parts.fsdp_size
+rows = ids.chunk(parts)[rank] if parts == 2 else ids
+model(input_ids=rows, labels=rows).loss.backward()
+for (path, sharded), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
+    found = getattr(sharded.grad, "full_tensor", lambda: sharded.grad)()
+    torch.testing.assert_close(found, expected.grad, rtol=1e-5, atol=1e-6, msg=path)
+torch.distributed.destroy_process_group()
+print("equal")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("memory", "way"), [(1_600_000, "tp_size=1, fsdp_size=2"), (1_100_000, "tp_size=2, fsdp_size=1")]
+)
+def test_how_transformers_shards_its_own_model_is_told_as_lines_of_code(
+    memory: int, way: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """They run, with the checkpoints of the lines below: gradients are those of the whole model."""
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = transformers.LlamaConfig(**sizes, vocab_size=128, num_hidden_layers=2)
+    transformers.LlamaForCausalLM(config).save_pretrained("tiny")
+    save_cluster(with_devices("2xv100", memory=memory), "tight.json")
+    words = ("--cluster", "tight.json", "--batch", "4", "--length", "64", "--simulations", "0")
+    assert run("plan", "tiny/config.json", *words) == 0
+    out = capsys.readouterr().out
+    told = out.partition("transformers shards the model so:\n")[2].partition("\ndevice ")[0]
+    lines = "\n".join(line[4:] for line in told.splitlines() if line.startswith("    "))
+    assert way in lines
+    Path("check.py").write_text(CHECK.format(name="LlamaForCausalLM", lines=lines))
+    assert "use_reentrant" in lines
+    assert run_ranks("check.py", ranks=2, folder=tmp_path / "ranks").count("equal") == 2
