@@ -108,7 +108,7 @@ def train(
     with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
         _check_ranks(config, problems, ranks)
         held_out = problems if validation is None else validation
-        run = Run(config, problems, held_out, ranks=ranks, measure=measure)
+        run = Run(config, problems, held_out, ranks=ranks, measure=measure, resumed=resume)
         run = replace(run, report=report) if ranks.first else run
         return _train(run, initial, resume, validation is None)
 

@@ -145,14 +145,25 @@ def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, 
         assert gain.argmin() == 3 or placer == "mlp"  # whose samples have all of its parameters in common
 
 
-def test_a_one_shot_run_resumes_bit_identically(tmp_path):
-    one, stopped, other = whole_stopped_and_resumed(one_shot(tmp_path / "whole"), tmp_path / "half")
+@pytest.mark.parametrize("imitation", [0.0, 0.75])
+def test_a_one_shot_run_resumes_bit_identically(tmp_path, imitation):
+    config = one_shot(tmp_path / "whole", imitation=imitation, searched=20)
+    one, stopped, other = whole_stopped_and_resumed(config, tmp_path / "half")
     assert stopped["iteration"] == 4
     assert one["iteration"] == other["iteration"] == 8
     assert same(one["best_parameters"], other["best_parameters"])
     assert {key: float(value) for key, value in one["history"].items()} == {
         key: float(value) for key, value in other["history"].items()
     }
+
+
+def test_a_resumed_run_imitates_what_the_checkpoint_has_without_annealing_again(tmp_path):
+    config = one_shot(tmp_path, imitation=0.75, searched=20)
+    first, again = (
+        OneShotLearner(Run(config, problems(2), problems(1, 10), resumed=of)).family for of in (False, True)
+    )
+    assert np.isfinite(first.found_score).all()
+    assert np.isinf(again.found_score).all()
 
 
 class Stop(Exception):

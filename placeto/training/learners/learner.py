@@ -192,6 +192,7 @@ class Run:
     report: Report = lambda done, note: None
     ranks: Ranks = ALONE  # the processes that train together
     measure: Measure | None = None  # if given, makespans of training problems are measured
+    resumed: bool = False  # whether the state will be that of a checkpoint
 
 
 class Learner(Protocol):

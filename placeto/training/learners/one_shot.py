@@ -124,7 +124,8 @@ class OneShotLearner:
         learning = self.config.learning
         by_simulations = self.config.iterations is None and self.config.simulations is not None
         self.imitation = 0.0 if by_simulations else learning.imitation  # without simulations that would never end
-        self.family = Family.of(run, run.problems, learning.searched if self.imitation else 0)
+        searched = learning.searched if self.imitation and not run.resumed else 0  # what was found is in a checkpoint
+        self.family = Family.of(run, run.problems, searched)
         same = run.validation is run.problems  # prepared once: preparing a graph of 50,000 ops takes seconds
         self.held_out = self.family if same else Family.of(run, run.validation)
         self.family = replace(self.family, measure=run.measure)
