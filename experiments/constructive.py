@@ -174,13 +174,14 @@ def measure(cell: Cell) -> tuple[Makespans, float]:
     return {who: np.array(rows) for who, rows in found.items()}, milliseconds(policy, cell.graphs, cell.cluster)
 
 
-def table(found: Mapping[Cell, tuple[Makespans, float]]) -> Table:
-    """A line for each family, cluster and number of rounds.
+def table(found: Mapping[Cell, tuple[Makespans, float]], more: Sequence[str] = ()) -> Table:
+    """A line for each family, cluster and number of rounds; `more` names further placers.
 
     Means over graphs, ± the standard deviation of these over seeds; and by how many per cent placements of the trained
     policy are shorter, in the mean of its seeds and over graphs, ± the standard error over graphs.
     """
     who = [TRAINED, f"{TRAINED}, {BEST}", BOTH, UNTRAINED, f"{UNTRAINED}, {BEST}", RANDOMLY, *RIVALS, CHEAP, SEARCH]
+    who += more
     pairs = (TRAINED, "metis"), (TRAINED, CHEAP), (BOTH, SEARCH)
     head = ["", *who, *(f"{ours} shorter than {other}, %" for ours, other in pairs), "core ms a graph"]
     lines: list[Sequence[str]] = [head]

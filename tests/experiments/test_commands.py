@@ -44,8 +44,8 @@ COMMANDS = {
     ),
     "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
     "mixture": (
-        "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 --first 1 "
-        "--iterations 2 --families small --clusters 2xv100 --count 2",
+        "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 "
+        "--iterations 2 --imitation 0.5 --families small --clusters 2xv100 --count 2",
         "| small, 2xv100, 3 rounds, imitation 0.5 |",
     ),
     "models_in_micro_batches": (
