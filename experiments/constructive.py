@@ -27,9 +27,9 @@ import tyro
 from experiments.command import command
 from experiments.harness import measure_cells, problem_of
 from experiments.paper_learning import CHEAP, RANDOMLY, UNTRAINED, rival
-from experiments.runs import Run, train_runs
+from experiments.runs import OnFamilies, Run, train_runs
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
-from placeto.placers import load_placer, split_size
+from placeto.placers import load_placer
 from placeto.policies.one_shot.constructive import ConstructiveConfig, ConstructivePolicy
 from placeto.policies.one_shot.inputs import make_input
 from placeto.problem.grouping import group_ops
@@ -44,15 +44,13 @@ Makespans = dict[str, np.ndarray]  # who -> (S, C) makespans relative to one dev
 
 
 @dataclass(frozen=True)
-class ConstructiveLearningConfig:
+class ConstructiveLearningConfig(OnFamilies):
     """Train the constructive policy, and place unseen graphs."""
 
     out: Path = Path("runs/constructive")
     """folder for the training runs and the table"""
     families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt", "ptb", "cifar10")
     """each on each cluster"""
-    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
-    """to place on"""
     rounds: tuple[int, ...] = (3, 0)
     """rounds of messages of the networks that are trained"""
     imitation: tuple[float, ...] = (0.5,)
@@ -63,10 +61,6 @@ class ConstructiveLearningConfig:
     """gradient steps of each training"""
     seeds: int = 2
     """of training"""
-    count: int | None = None
-    """only the first so many test graphs; all if not given"""
-    processes: Annotated[int | None, tyro.conf.arg(aliases=["--workers"])] = 1
-    """how many train at once"""
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,7 @@ def plan(config: ConstructiveLearningConfig) -> list[Cell]:
     for family, cluster, rounds, imitation in product(
         config.families, config.clusters, config.rounds, config.imitation
     ):
-        sizes = {"train": config.graphs} | {s: split_size(family, s) for s in ("validation", "test")}
-        names = {split: [f"{family}:{split}:{i}" for i in range(size)] for split, size in sizes.items()}
-        runs = []
+        names, runs = config.names(family, config.graphs), []
         for seed in range(config.seeds):
             out = str(config.out / "runs" / f"{family}-{cluster}-{rounds}-{imitation:g}-{seed}")
             usual = default_config("constructive", out)
@@ -100,8 +92,8 @@ def plan(config: ConstructiveLearningConfig) -> list[Cell]:
             changed = replace(usual, iterations=config.iterations, seed=seed, validate_every=25,
                               policy=ConstructiveConfig(rounds=rounds),
                               learning=replace(usual.learning, imitation=imitation))  # fmt: skip
-            runs.append(Run(changed, cluster, tuple(names["train"]), tuple(names["validation"])))
-        cells.append(Cell(family, cluster, rounds, imitation, tuple(runs), tuple(names["test"][: config.count])))
+            runs.append(Run(changed, cluster, names["train"], names["validation"]))
+        cells.append(Cell(family, cluster, rounds, imitation, tuple(runs), names["test"]))
     return cells
 
 

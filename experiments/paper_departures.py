@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 
 from experiments.command import command
 from experiments.harness import measure_cells
 from experiments.paper_learning import CHEAP, RANDOMLY, TRAINED, UNTRAINED, end, policies, random_end, rival
-from experiments.runs import Run, train_runs
+from experiments.runs import OnFamilies, Run, train_runs
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
-from placeto.placers import split_size
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
@@ -62,27 +60,17 @@ CHANGES = {
 
 
 @dataclass(frozen=True)
-class PaperDeparturesConfig:
+class PaperDeparturesConfig(OnFamilies):
     """Train the paper's policy with some changes, and place unseen graphs."""
 
     out: Path = Path("runs/paper_departures")
     """folder for the training runs and the table"""
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt", "ptb")
-    """each on each cluster"""
-    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
-    """to place on"""
     changes: tuple[str, ...] = tuple(CHANGES)
     """names of what is changed"""
     steps: int = 200
     """gradient steps of each training"""
     episodes: int = TraversalLearningConfig.episodes
     """traversals of a gradient step"""
-    seeds: int = 3
-    """of training"""
-    count: int | None = None
-    """only the first so many test graphs; all if not given"""
-    processes: Annotated[int | None, tyro.conf.arg(aliases=["--workers"])] = 1
-    """how many train at once"""
 
 
 @dataclass(frozen=True)
@@ -103,12 +91,10 @@ def plan(config: PaperDeparturesConfig) -> list[Cell]:
     """The rows of the table."""
     cells = []
     for family in config.families:
-        sizes = {split: split_size(family, split) for split in ("train", "validation", "test")}
         for cluster in config.clusters:
             for name in config.changes:
                 change, runs = CHANGES[name], []
-                of = {**sizes, "train": change.graphs or sizes["train"]}
-                names = {split: tuple(f"{family}:{split}:{i}" for i in range(size)) for split, size in of.items()}
+                names = config.names(family, change.graphs)
                 for seed in range(config.seeds):
                     settings = TraversalTrainConfig(
                         str(config.out / "runs" / f"{family}-{cluster}-{name.replace(' ', '-')}-{seed}"),
@@ -119,7 +105,7 @@ def plan(config: PaperDeparturesConfig) -> list[Cell]:
                         learning=replace(TraversalLearningConfig(episodes=config.episodes), **change.learning),
                     )
                     runs.append(Run(settings, cluster, names["train"], names["validation"]))
-                cells.append(Cell(family, cluster, name, tuple(runs), names["test"][: config.count]))
+                cells.append(Cell(family, cluster, name, tuple(runs), names["test"]))
     return cells
 
 
