@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
 from placeto.cli.shared.common import find_cluster, note, note_memory, say
-from placeto.cli.shared.graphs import as_planned, is_factory
+from placeto.cli.shared.graphs import as_planned, check_replicas, is_factory
 from placeto.cli.shared.options import Modules, Names, PagePath, WritablePath, refuse
 from placeto.errors import UsageError
 from placeto.problem.checks import checked
@@ -171,6 +171,7 @@ def _torch_replicas(arguments: Arguments) -> None:
     way = load_plan(arguments.placement)
     if way is None:
         raise UsageError(f"{arguments.placement}: torch-replicas needs a plan file, as `placeto plan -o` writes it")
+    check_replicas(arguments.placement, way, arguments.graph, options)
     factory = arguments.graph if is_factory(arguments.graph) else None
     kept = (folder / "run.py").exists()
     with within(PlanError, arguments.placement):

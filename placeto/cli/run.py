@@ -15,7 +15,7 @@ from tyro.conf import arg
 from placeto.cli.shared import options as opt
 from placeto.cli.shared.common import note, say
 from placeto.cli.shared.factory import user_step
-from placeto.cli.shared.graphs import as_planned, check_step
+from placeto.cli.shared.graphs import as_planned, check_replicas, check_step
 from placeto.errors import UsageError
 from placeto.problem.units import format_bytes, format_us
 
@@ -94,9 +94,8 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     if cluster is None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices(arguments.devices)
-    captured = opt.CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(opt.StepOptions)})
     given = PlacedArguments(
-        graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=captured
+        graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=_captured(options)
     )
     _, _, schedule = simulate_file(given)
     pipeline = torch_pipeline(schedule)
@@ -121,6 +120,7 @@ def _run_replicas(arguments: Arguments, plan: Path, way: PlanFile) -> None:
     from placeto.runtime.local_devices import open_devices
 
     options = as_planned(plan, arguments.factory, None, arguments.options)
+    check_replicas(plan, way, arguments.factory, _captured(options))
     if arguments.cluster is not None:
         with within(PlacementError, plan):
             way.check_cluster(load_cluster(arguments.cluster))
@@ -136,6 +136,11 @@ def _run_replicas(arguments: Arguments, plan: Path, way: PlanFile) -> None:
             used = f"{ranks} {'device' if ranks == 1 else 'devices'}"
             raise UsageError(f"--devices {','.join(arguments.devices)}: the plan runs on {used}, not on {len(devices)}")
         _run_program(Path(folder), devices, arguments, float(way.step_us))
+
+
+def _captured(options: opt.StepOptions) -> opt.CaptureOptions:
+    """How a step is captured that is run so."""
+    return opt.CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(opt.StepOptions)})
 
 
 def _run_program(folder: Path, devices: list[LocalDevice], arguments: Arguments, simulated_us: float) -> None:

@@ -199,6 +199,21 @@ class PlanFile:
     placement: PlacementFile | None = None
     """A placement, whose `makespan_us` and `peak_memory` are those in Placeto's own runtime. Default: the way shards
     gradients, as FSDP does, so that no op has a device"""
+    graph_hash: Text | None = None
+    """SHA-256 of the captured step, without what the plan recomputes; `placeto run --plan` refuses replicas of another
+    one. Default: not checked"""
+
+    def check_graph(self, graph: ComputationGraph) -> None:
+        """Refuse a step other than the plan's.
+
+        Raises:
+            PlacementError: the hash of the graph isn't the one in the plan.
+        """
+        if self.graph_hash not in (None, graph.hash):
+            theirs, ours = quote(str(self.graph_hash)[:12]), quote(graph.hash[:12])
+            what = f"the plan is for another step: its hash begins with {theirs}, and with {ours} for"
+            how = "give the model and the options with which it was planned, or plan again"
+            raise PlacementError(f"{what} {quote(graph.name)}: {how}")
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.

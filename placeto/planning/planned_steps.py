@@ -18,9 +18,10 @@ from placeto.formats.plan import PlanFile
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.cluster.groups import grouped
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.step.plan_files import plan_document
-from placeto.problem.step.recomputation import RECOMPUTATION, recomputable
+from placeto.problem.step.recomputation import RECOMPUTATION, captured_hash, recomputable
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
@@ -87,6 +88,7 @@ class PlannedStep:
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device
     tool: str | None = None  # the tool as which it is simulated, if one was asked for; accelerate for whole modules
     blocks: int = 0  # number of blocks that can be recomputed, of a way that recomputes some
+    graph: ComputationGraph | None = None  # the captured step, with what is recomputed; None = that of `placement`
 
     @property
     def kind(self) -> Kind:
@@ -267,18 +269,16 @@ class PlannedStep:
         return self.plan.refusal(self.placement.problem)
 
     def file(self, cluster: Cluster) -> PlanFile:
-        """Return the content of a plan file for this way.
-
-        Args:
-            cluster: the cluster of the plan, with all of its memory: without the headroom taken off.
-        """
+        """Return the content of a plan file for this way, on the cluster with all of its memory: without headroom."""
         fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
         plan, placed = self.plan, None
         if self.placement is not None:
             plan = plan or self.placement.plan  # where a search for a free placement ended with a plan
             placed = replace(described(self.placement), cluster=cluster.name, plan=None)
         way = None if plan is None else plan_document(plan, grouped(cluster, plan.width))
-        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed)
+        graph = self.graph if self.placement is None else self.placement.problem.graph
+        graph_hash = None if graph is None else captured_hash(graph)
+        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, way, placed, graph_hash)
 
 
 class WayOut(NamedTuple):

@@ -140,7 +140,7 @@ def replicas_of(problem: PlacementProblem, plan: Plan, batch: int) -> PlannedSte
     problem, stage = plan.step(problem), max(plan.sharding, default=0)
     run = simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1)))
     if stage > 1:
-        return planned(plan, _alone(run), batch, None, schedule=run)
+        return replace(planned(plan, _alone(run), batch, None, schedule=run), graph=problem.graph)
     (way,) = _with_all([plan], run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
     return way
 

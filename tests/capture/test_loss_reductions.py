@@ -93,6 +93,8 @@ NOT_TOLD: dict[str, tuple[Loss, Tensor]] = {
     "pairs of neighbours": (lambda y, t: (y[::2] - y[1::2]).square().mean(), NUMBERS),
     "one by one": (lambda y, t: sum(F.mse_loss(y[i], t[i]) for i in range(len(y))) / len(y), NUMBERS),
     "of each class": (lambda y, t: -y.log_softmax(1)[torch.arange(len(y)), t].mean(), CLASSES),
+    "of merged numbers": (lambda y, t: (y - t).flatten().view(len(y), 3).sum(1).mean(), NUMBERS),
+    "gradients": (lambda y, t: torch.func.grad(lambda z: (z - t).pow(4).sum())(y).square().mean(), NUMBERS),
     "focal": (lambda y, t: (1 - (e := F.cross_entropy(y, t, reduction="none")).neg().exp()).mul(e).mean(), CLASSES),
 }
 

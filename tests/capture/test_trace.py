@@ -224,3 +224,21 @@ def test_what_is_not_an_argument_is_a_constant_also_on_meta() -> None:
 def test_a_module_that_fails_itself_is_named() -> None:
     with pytest.raises(CaptureError, match=r"^net: the module \(Linear\): RuntimeError: .*have shapes \(2, 4\)"):
         capture_training(nn.Linear(5, 4), [torch.ones(2, 4)], torch.sum, name="net")
+
+
+def test_transforms_of_torch_func() -> None:
+    """Modules may be called under `vmap` and `grad`, with tensors that have no storage of their own."""
+
+    def forces(self: Any, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: self.two(self.one(y).tanh()).sum())(x)
+
+    def each(self: Any, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: self.two(self.one(row).tanh()))(x)
+
+    x = torch.rand(4, 3)
+    for forward, count in ((forces, 4), (each, 2)):
+        module = Made(forward, one=nn.Linear(3, 5, bias=False), two=nn.Linear(5, 1, bias=False))
+        graph = capture_inference(module, [x])
+        products = [op for op, kind in enumerate(graph.op_types) if kind in ("aten.mm", "aten.addmm", "aten.bmm")]
+        assert len(products) == count
+        assert {"one", "two"} <= {graph.modules[op] for op in products}

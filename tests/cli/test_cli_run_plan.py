@@ -109,6 +109,10 @@ def test_one_device_runs_a_plan_without_micro_batches(capsys: pytest.CaptureFixt
     capsys.readouterr()
     message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")
     assert "--devices cpu:0,cpu:1: the plan runs on 1 device, not on 2" in message
+    other = ("net.py:net", "--optimizer", "sgd")
+    export = ("--cluster", "2xcpu-core", "--placement", "whole.json", "--format", "torch-replicas", "-o", "made")
+    for command in (("run", *other, "--plan", "whole.json", "--devices", "cpu:0"), ("export", *other, *export)):
+        assert "whole.json: the plan is for another step: its hash begins with" in fails(capsys, *command)
     document = json.loads(Path("whole.json").read_text())
     del document["plan"]
     Path("whole.json").write_text(json.dumps(document | {"kind": "whole modules", "run_by": "accelerate"}))

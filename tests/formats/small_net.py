@@ -39,3 +39,31 @@ def net(layers: int = 3) -> tuple[Any, ...]:
     targets = (torch.arange(16) % 10,)
     plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     return blocks, (torch.randn(16, 16),), nn.functional.cross_entropy, targets, plan
+
+
+class Loud(Block):
+    """A block that says when it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("a loud block is called")
+        return super().forward(x)
+
+
+class Features(nn.Module):
+    """Lists of containers that are never called, and blocks whose parts may be called one by one."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart, self.model, self.head = apart, nn.Module(), nn.Linear(16, 10)
+        self.model.levels = nn.ModuleList(nn.ModuleDict({"up": Loud(), "down": nn.Sequential(Block())}) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for level in self.model.levels:
+            x = level["up"](x)
+            for part in level["down"] if self.apart else [level["down"]]:
+                x = part(x)
+        return self.head(x)
+
+
+def features(apart: bool = False) -> tuple[Any, ...]:
+    return Features(apart), (torch.randn(16, 16),), nn.functional.cross_entropy, (torch.arange(16) % 10,)

@@ -1,6 +1,7 @@
 """A model is cut into stages that torch can run: each reads from the stage before it, and computes the same."""
 
 import copy
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Interpreter
+from torch.utils.checkpoint import checkpoint
 
 from placeto.formats.exports import torch_cut
 from placeto.formats.exports.torch_run import OfTensors
@@ -242,16 +244,83 @@ def test_tables_are_made_on_the_device_of_the_stage() -> None:
         assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"
 
 
+class Rounded(torch.autograd.Function):
+    """Rounds, and has the gradient of what it rounds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = 1.0 * x
+    y.register_hook(torch.neg)
+    return y
+
+
+def nested(layer: nn.Module, x: Tensor) -> Any:
+    return checkpoint(lambda y: checkpoint(layer, y, use_reentrant=False).tanh(), x, use_reentrant=False)
+
+
+def saved_elsewhere(layer: nn.Module, x: Tensor) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return layer(x)
+
+
+CHECKPOINTS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "reentrant": lambda layer, x: checkpoint(layer, x, use_reentrant=True),
+    "not reentrant": lambda layer, x: checkpoint(layer, x, use_reentrant=False),
+    "nested": nested,
+    "saved elsewhere": saved_elsewhere,
+}
+
+
+@pytest.mark.parametrize("kept", CHECKPOINTS)
+def test_checkpoints_of_the_model_itself_keep_its_gradients(kept: str) -> None:
+    """They are left out: torch would trace what they run as if it had no gradients."""
+    kept_by = CHECKPOINTS[kept]
+    chain = [Made(lambda module, x: kept_by(module.layer, x), layer=nn.Linear(8, 8)) for _ in range(3)]
+    model = Made(
+        lambda module, x: functools.reduce(lambda y, layer: layer(y), module.layers, x), layers=nn.ModuleList(chain)
+    )
+    assert_as_whole(model, torch.rand(4, 8, requires_grad=True))
+
+
+def halved(layer: nn.Module) -> nn.Module:
+    layer.register_full_backward_hook(lambda module, given, gradients: (0.5 * gradients[0],))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (lambda: Made(lambda module, x: Rounded.apply(x)), "Rounded"),
+        (lambda: Made(lambda module, x: hooked(x)), "a hook of a tensor"),
+        (lambda: halved(nn.Linear(8, 8)), "a backward hook"),
+    ],
+    ids=["function", "tensor", "module"],
+)
+def test_what_makes_gradients_of_its_own_is_refused(layer: Callable[[], nn.Module], what: str) -> None:
+    """torch would train the stages without these gradients, and say nothing."""
+    model, own = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8)), vars(torch.autograd.Function)["apply"]
+    with pytest.raises(SystemExit, match=f"error: {what} makes gradients of its own, .* or run replicas"):
+        cut_at(["2"], model, [torch.rand(4, 8)])
+    assert vars(torch.autograd.Function)["apply"] is own
+
+
 def test_stages_run_the_recomputed_blocks_twice_and_keep_their_inputs_alone() -> None:
     parts = [(nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 8)) for _ in range(4)]
     model = nn.Sequential(*(nn.Sequential(*block) for block in parts))
-    x, again = torch.rand(4, 8), ["0", "2"]
-    plan = {"split_points": [["2", "beginning"]], "recomputed": again}
+    x, plan = torch.rand(4, 8), {"split_points": [["2", "beginning"]], "recomputed": ["0", "2"]}
     cut = torch_cut.stages_of(OfTensors(copy.deepcopy(model), [x]), [x], plan)
     runs, made, value = Counter[str](), dict[str, Any](), x
     for stage in (cut.get_stage_module(0), cut.get_stage_module(1)):
         torch_cut.compiled(stage, torch.device("cpu"))
-        torch_cut.recomputing(stage, again)
+        torch_cut.recomputing(block for path, block in stage.named_modules() if path in ("model.0", "model.2"))
         for path, module in stage.named_modules():
             if path.endswith(".1") and path != "model.1":  # the Tanh of a block, whose result is saved
 

@@ -52,14 +52,42 @@ def test_replicas_train_as_the_whole_model_does(planned: PlanFile, factory: str,
     assert len({one for one, _ in losses}) == 3, "it learns"
 
 
-def test_a_batch_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_torch_replicas(replace(way([[0, 1]]), batch=32), tmp_path, NET)
+@pytest.mark.slow
+def test_blocks_of_containers_are_sharded_and_recomputed(tmp_path: Path) -> None:
+    """Containers are never called, and the model is in one, as those of transformers are in `model`."""
+    planned = way([[0, 2], [1, 3]], sharding=3, recomputed=("model.levels.0.up",))
+
+    def train(factory: str) -> str:
+        save_torch_replicas(planned, tmp_path / "made", NET.replace(":net", factory))
+        run_py = str(tmp_path / "made" / "run.py")
+        return run_ranks(run_py, "--steps", "1", "--device", "cpu", "--check", ranks=2, folder=tmp_path)
+
+    out = train(":features")
+    found = re.search(r"^model: 26 gradients, off by (\S+) at most$", out, re.MULTILINE)
+    assert float(found[1]) < 1e-6
+    # on each rank both loud blocks are called in two micro-batches, one of them again, and in four of the whole model
+    assert out.count("a loud block is called") == 2 * (2 * (2 + 1) + 4 * 2)
+    with pytest.raises(AssertionError, match="error: a weight is read while its block isn't being called"):
+        train(":features(apart=True)")
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"batch": 32}, "the plan is for a batch of 32 in 2 micro-batches, not of 16"),
+        ({"plan": way([[0, 1]], recomputed=["h.0"]).plan}, "the plan is for another model: .* has no attribute `h`"),
+    ],
+)
+def test_a_plan_of_another_step_is_refused(
+    changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_torch_replicas(replace(way([[0, 1]]), **changed), tmp_path, NET)
     for name, value in {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu"])
     monkeypatch.setattr(torch_replicas_run, "HERE", tmp_path)
     try:
-        with pytest.raises(SystemExit, match="the plan is for a batch of 32 in 2 micro-batches, not of 16"):
+        with pytest.raises(SystemExit, match=why):
             torch_replicas_run.main()
     finally:
         torch.distributed.destroy_process_group()

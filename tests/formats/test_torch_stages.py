@@ -89,6 +89,17 @@ def test_models_that_torch_cannot_cut_are_refused() -> None:
     assert len(torch_pipeline(planned(captured(skip()), [(0,), (1,)])).splits) == 1
 
 
+def test_a_frozen_weight_may_be_read_by_two_stages() -> None:
+    """Each of the two has a copy of it, and the copies stay equal."""
+    model = tied()
+    model[0].weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+    step = torch_pipeline(planned(captured(model), [(0,), (1,)])).step
+    graph = step.problem.graph
+    copies = [graph.index[f"0.weight on {device}"] for device in ("gpu:0", "gpu:1")]
+    assert [*step.placement[copies]] == [0, 1]
+    assert [*graph.param_bytes[copies]] == [4 * WIDTH * WIDTH] * 2
+
+
 def test_outputs_of_an_earlier_stage_are_refused() -> None:
     both = Made(lambda self, x: (y := self.layers[:2](x), self.layers[2:](y)), layers=chain())
     graph = capture_training(

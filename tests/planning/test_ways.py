@@ -296,14 +296,18 @@ def test_what_runs_each_way(plans: Plans) -> None:
 
 def test_each_way_has_a_file(plans: Plans) -> None:
     stages = {Kind.SHARDED: 1, Kind.GRADIENTS_SHARDED: 2, Kind.FULLY_SHARDED: 3}
+    hashes = dict[tuple[int, int], set[str | None]]()
     for step in plans.steps:
         file, stage = step.file(load_cluster("2x4xv100")), stages.get(step.kind, 0)
         assert (file.kind, file.memory, file.room) == (step.kind, step.memory, step.room)
         assert (file.placement is None) == (stage > 1)
+        hashes.setdefault((step.micro_batches, step.width), set()).add(file.graph_hash)
         if file.placement is not None:
+            assert file.graph_hash == file.placement.graph_hash, "nothing is recomputed"
             assert len(file.placement.placement) == step.placed.problem.num_ops
         if step.kind in WITH_REPLICAS:
             assert [one.get("sharding", 0) for one in file.plan["stages"]] == [stage]
+    assert all(len(found) == 1 and None not in found for found in hashes.values())
 
 
 def test_replicas_are_not_sent_what_is_not_trained() -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.tracing.dependencies import needed_by
 
 aten = torch.ops.aten
@@ -87,9 +88,7 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
     for node in traced.graph.nodes:
         if node in batch:
             states[node] = _Apart(0)
-        elif (
-            node in needed and any(source in states for source in node.all_input_nodes) and not _is_absent(node, batch)
-        ):
+        elif node in needed and any(each in states for each in node.all_input_nodes) and not _is_free(node, batch):
             apart = {source: s.dim for source in node.all_input_nodes if isinstance(s := states.get(source), _Apart)}
             combined = {source: s for source in node.all_input_nodes if isinstance(s := states.get(source), _Combined)}
             if not apart:
@@ -146,8 +145,10 @@ def _is_number(divisor: Any, rows: int) -> bool:
     return isinstance(divisor, int | float) and divisor % rows == 0 and divisor != 2
 
 
-def _is_absent(node: Node, batch: Mapping[Node, Any]) -> bool:
-    """Whether a node compares targets with a value that none of them has, as the one that is ignored."""
+def _is_free(node: Node, batch: Mapping[Node, Any]) -> bool:
+    """Whether a node reads no values, or compares targets with one that none of them has, as the one ignored."""
+    if getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE:
+        return True
     if node.target not in (aten.eq.Scalar, aten.ne.Scalar):
         return False
     target, value = cast(tuple[Node, Any], node.args)
@@ -228,8 +229,10 @@ def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apa
     source, dim = next(iter(apart.items()))
     before, after = _layout(source), _layout(node)
     over = _dims(named.get("dim"), before) if packet in _MEANS | _SUMS | _OTHERS and "other" not in named else None
-    if None in apart.values() and (over is None or after.numel() > 1 or before.numel() == 1):
-        return _Apart(None)
+    if None in apart.values() and (
+        over is None or after.numel() > 1 or before.numel() == 1 or rows == 1 <= after.dim()
+    ):
+        return _Apart(None)  # a dimension of one element may be that of a single sample
     dim = cast(int, dim)
     if over is not None:
         if dim in over or None in apart.values():

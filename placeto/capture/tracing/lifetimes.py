@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
+from torch.func import debug_unwrap
 from torch.fx import GraphModule, Node
 from torch.utils._mode_utils import no_dispatch
 
@@ -92,9 +93,9 @@ class Lifetimes:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """The storage of a tensor, which isn't recorded."""
+    """The storage of a tensor, which isn't recorded; that of torch.func's tensors, such as of `vmap`, is inside."""
     with no_dispatch():
-        return tensor.untyped_storage()
+        return debug_unwrap(tensor).untyped_storage()
 
 
 def _part(tensor: Tensor) -> Part:

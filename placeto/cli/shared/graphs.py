@@ -16,6 +16,7 @@ from placeto.problem.graph.uncounted import UncountedWarning, told, without_form
 if TYPE_CHECKING:
     from torch import nn
 
+    from placeto.formats.plan import PlanFile
     from placeto.problem.cluster import Cluster
     from placeto.problem.graph import ComputationGraph
 
@@ -79,6 +80,21 @@ def as_planned(path: Path, argument: str, cluster: Cluster | None, options: Trac
             "leave the option out"
         )
     return replace(options, micro_batches=plan.micro_batches) if is_factory(argument) else options
+
+
+def check_replicas(path: Path, way: PlanFile, argument: str, options: CaptureOptions) -> None:
+    """Refuse a plan of replicas that was made for another step than that of a GRAPH.
+
+    Raises:
+        PlacementError: it is for another step.
+    """
+    from placeto.errors import PlacementError
+    from placeto.problem.messages import within
+
+    width = 1 if way.plan is None else way.plan.get("width", 1)
+    if way.graph_hash is not None:
+        with within(PlacementError, path):
+            way.check_graph(find_graph(argument, options, width)[1])
 
 
 def is_factory(argument: str) -> bool:

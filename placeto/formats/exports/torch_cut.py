@@ -6,23 +6,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import attrgetter, getitem
 from types import MethodType
-from typing import Any
+from typing import Any, Never
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.pipelining._IR import annotate_split_points, aten_pipe_split_alias
 from torch.export.unflatten import InterpreterModule
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 aten = torch.ops.aten
 _LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided"
@@ -210,7 +213,8 @@ def stages_of(model: nn.Module, tensors: list[Tensor], plan: dict[str, Any]) -> 
     where = {"beginning": SplitPoint.BEGINNING, "end": SplitPoint.END}
     spec = {f"model.{module}": where[side] for module, side in plan["split_points"]}
     annotate_split_points(model, spec)
-    cut = pipeline(model, mb_args=tuple(tensors), split_policy=prepared)
+    with _plain_gradients():
+        cut = pipeline(model, mb_args=tuple(tensors), split_policy=prepared)
     if cut.num_stages != len(spec) + 1:
         sys.exit(
             f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it isn't the model that was "
@@ -230,6 +234,36 @@ def stages_of(model: nn.Module, tensors: list[Tensor], plan: dict[str, Any]) -> 
             f"error: {missing[0]} can't be recomputed, as it has no forward pass: its parts are called by themselves"
         )
     return cut
+
+
+@contextmanager
+def _plain_gradients() -> Iterator[None]:
+    """A context in which what makes gradients of its own is refused: torch traces the forward pass alone.
+
+    Activation checkpoints just run what they are given, and tensors are saved as they are.
+    """
+
+    def refuse(what: str) -> Never:
+        sys.exit(
+            f"error: {what} makes gradients of its own, and torch would train the stages without them: write it in ops "
+            "of torch, such as x + (f(x) - x).detach() for f(x) with the gradient of x, or run replicas, not stages"
+        )
+
+    def apply(function: Any, *args: Any) -> Any:
+        if function is CheckpointFunction:
+            run, _, *inputs = args
+            return run(*inputs)
+        refuse({"BackwardHookFunction": "a backward hook"}.get(function.__name__, function.__qualname__))
+
+    with ExitStack() as stack:
+        for owner, name, made in (
+            (Function, "apply", classmethod(apply)),
+            (Tensor, "register_hook", lambda *_: refuse("a hook of a tensor")),
+            (saved_tensors_hooks, "__enter__", lambda *_: None),
+            (saved_tensors_hooks, "__exit__", lambda *_: None),
+        ):
+            stack.enter_context(patch.object(owner, name, made))
+        yield
 
 
 def prepared(traced: GraphModule) -> GraphModule:
@@ -287,12 +321,11 @@ def _called(stage: nn.Module) -> list[str]:
     ]
 
 
-def recomputing(stage: nn.Module, modules: list[str]) -> None:
-    """Let those of the modules that are in a stage keep their inputs alone, and compute all else again when needed."""
-    for path, module in stage.named_modules():
-        if path.removeprefix("model.") in modules:
-            contexts = partial(_contexts, [*module.buffers()])
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=contexts)
+def recomputing(blocks: Iterable[nn.Module]) -> None:
+    """Let blocks of a model keep their inputs alone, and compute all else again when it is needed."""
+    for block in blocks:
+        contexts = partial(_contexts, [*block.buffers()])
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def _contexts(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

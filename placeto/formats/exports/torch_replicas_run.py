@@ -58,17 +58,20 @@ def main() -> None:
         sys.exit(
             f"error: the plan is for a batch of {plan['batch']} in {count} micro-batches, not of {length}: plan it"
         )
-    module = module.to(device)
-    whole = copy.deepcopy(module) if given.check else None
+    whole = copy.deepcopy(module).to(device) if given.check else None
     if width > 1:
         try:
-            apply_plan(module, (rest[2] if len(rest) > 2 else None) or module.tp_plan or {}, mesh["group"])
+            apply_plan(module.to(device), (rest[2] if len(rest) > 2 else None) or module.tp_plan or {}, mesh["group"])
         except (AttributeError, ValueError) as problem:
             sys.exit(f"error: groups of {width} need a parallel plan of the model: {problem}")
-    recomputing(module, plan["recomputed"])
+    try:
+        recomputing([module.get_submodule(path) for path in plan["recomputed"]])
+    except AttributeError as problem:
+        sys.exit(f"error: the plan is for another model: {problem}")
     if sharding > OPTIMIZER_SHARDED:
-        for unit in (*units(module), module):
+        for unit in (*units(module), module):  # each moves to the device when it is sharded
             fully_shard(unit, mesh=replicas, reshard_after_forward=sharding == FULLY_SHARDED)
+    module = module.to(device)
 
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kind = getattr(torch.optim, given.optimizer)
@@ -88,7 +91,15 @@ def main() -> None:
         before = random_state(device)
         mean = torch.zeros((), device=device)
         for micro_batch in taken[number]:
-            value = loss_of(module, loss, batch, wanted, rows[micro_batch], length, device) / count
+            try:
+                value = loss_of(module, loss, batch, wanted, rows[micro_batch], length, device) / count
+            except RuntimeError as problem:
+                if "mixed torch.Tensor and DTensor" not in str(problem):
+                    raise
+                sys.exit(
+                    "error: a weight is read while its block isn't being called, and FSDP gathers the weights of a "
+                    "block only then: call the block itself, as in x = block(x), and read its weights inside"
+                )
             (value * len(taken) if isinstance(module, FSDPModule) else value).backward()  # FSDP takes the mean
             mean += value.detach()
         drawn = not torch.equal(before, random_state(device))
@@ -130,14 +141,15 @@ def loss_of(
     return output.get("loss", output) if isinstance(output, Mapping) else getattr(output, "loss", output)
 
 
-def units(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks of a model: the outermost modules of lists, such as layers.0."""
+def units(module: nn.Module, in_list: bool = False) -> Iterator[nn.Module]:
+    """Yield the blocks of a model: the outermost modules of lists, such as layers.0, or of containers in lists."""
     for name, child in module.named_children():
-        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
-        if name.isdigit() and not is_list and any(True for _ in child.parameters()):
+        number = in_list or name.isdigit()
+        is_called = type(child).forward is not nn.Module.forward  # containers, such as lists, have none of their own
+        if number and is_called and any(True for _ in child.parameters()):
             yield child
         else:
-            yield from units(child)
+            yield from units(child, number and not is_called)
 
 
 def sum_gradients(trained: Iterable[nn.Parameter], replicas: DeviceMesh) -> None:

@@ -257,7 +257,8 @@ def main() -> None:
         # torch 2.13 sends a first tensor to neighbouring stages, even if they are on the rank itself, which gloo can't
         stage._get_init_p2p_neighbors_ops = partial(between_ranks, stage._get_init_p2p_neighbors_ops, stage.group_rank)
         compiled(stage.submod, device)
-        recomputing(stage.submod, plan["recomputed"])
+        again = {f"model.{path}" for path in plan["recomputed"]}
+        recomputing(block for path, block in stage.submod.named_modules() if path in again)
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]

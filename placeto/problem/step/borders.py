@@ -205,9 +205,9 @@ class _Facts:
         self.parameters = self._readers()
 
     def _readers(self) -> list[tuple[int, int, int]]:
-        """Each parameter that is read in several places: its op, the first op that reads it, and the last one."""
+        """Each trained parameter that is read in several places: its op, and the first and the last op that read it."""
         graph, shared = self.graph, []
-        for op in (op for op, kind in enumerate(graph.op_types) if kind == "parameter"):
+        for op in np.flatnonzero(graph.trained_bytes).tolist():  # copies of others stay equal
             users, pending = list[int](), [op]
             while pending:
                 for user in graph.readers[pending.pop()]:

@@ -76,6 +76,12 @@ def recomputed_of(graph: ComputationGraph) -> MadeOf | None:
     return _MADE_OF.get(graph)
 
 
+def captured_hash(graph: ComputationGraph) -> str:
+    """Return the hash of a captured graph, or of that which a graph with recomputed blocks was made of."""
+    made_of = recomputed_of(graph)
+    return (graph if made_of is None else made_of.graph).hash
+
+
 class _Recomputed:
     """The graph with recomputed blocks in the making."""
 
