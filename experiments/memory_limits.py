@@ -1,6 +1,6 @@
 """What is the policy worth in guided search if memory is short?
 
-python -m experiments.memory_limits [--checkpoints placeto] [--shares 0.9 0.8 0.65] [--workers 1]
+python -m experiments.memory_limits [--checkpoints placeto] [--shares 0.8 0.65] [--workers 1]
 
 `multilevel` places each graph with 1,000 simulations. Then each device gets a share of the memory that its fullest
 device needs, and guided search places the graph again, with a trained and with an untrained network, and so does
@@ -39,12 +39,12 @@ class MemoryLimits:
     out: Path = Path("runs/memory_limits")
     """folder for the table"""
     graphs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="GRAPH")] = tuple(
-        f"{family}:test:{index}" for family in ("cifar10", "nmt", "ptb") for index in range(4)
+        f"{family}:test:{index}" for family in ("cifar10", "nmt", "ptb") for index in range(3)
     )
     """files or family:split:index"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
     """presets or files"""
-    shares: tuple[float, ...] = (0.9, 0.8, 0.65)
+    shares: tuple[float, ...] = (0.8, 0.65)
     """of the memory that is needed without a limit"""
     checkpoints: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME|PATH")] = ("placeto",)
     """of guided search"""
