@@ -111,11 +111,10 @@ def shorter(us: dict[Cell, float], cells: Sequence[Cell], placer: str, simulatio
 def table(us: dict[Cell, float], config: MemoryLimits) -> Table:
     """A line for each share of the memory and budget, and for all shares together."""
     most = f"multilevel with {MOST:,}"
-    head = ["memory", "simulations", "guided by", "shorter than multilevel, %", "than untrained, %", f"than {most}, %"]
+    head = ["memory, simulations, policy", "shorter than multilevel, %", "than untrained, %", f"than {most}, %"]
     lines: list[Sequence[str]] = [[*head, "fits", "untrained", "multilevel", most]]
-    for shares, simulations, checkpoint in product(
-        (*((share,) for share in config.shares), config.shares), config.simulations, config.checkpoints
-    ):
+    parts = {**{f"{share:g}": (share,) for share in config.shares}, "all": config.shares}
+    for (name, shares), simulations, checkpoint in product(parts.items(), config.simulations, config.checkpoints):
 
         def of(placer: str, budget: int = simulations, shares: Sequence[float] = shares) -> list[Cell]:
             return [c for c in us if (c.placer, c.simulations) == (placer, budget) and c.share in shares]
@@ -125,8 +124,7 @@ def table(us: dict[Cell, float], config: MemoryLimits) -> Table:
         fits = [f"{sum(us[cell] < float('inf') for cell in each)} of {len(each)}" for each in every]
         others = ((MULTILEVEL, simulations), (UNTRAINED, simulations), (MULTILEVEL, MOST))
         gains = [shorter(us, cells, *other) for other in others]
-        name = ", ".join(f"{share:g}" for share in shares)
-        lines.append([name, f"{simulations:,}", Path(checkpoint).name, *gains, *fits])
+        lines.append([f"{name}, {simulations:,}, {Path(checkpoint).name}", *gains, *fits])
     return lines
 
 

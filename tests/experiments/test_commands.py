@@ -45,7 +45,7 @@ COMMANDS = {
     "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
     "memory_limits": (
         "--graphs small:validation:0 --clusters 2xv100 --shares 0.8 --simulations 20 --seeds 1 --out runs/x",
-        "| 0.8 | 20 | placeto | ",
+        "| 0.8, 20, placeto | ",
     ),
     "mixture": (
         "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 "
