@@ -138,7 +138,8 @@ def run(arguments: Arguments) -> None:
 def _by_transformers(step: PlannedStep, module: nn.Module, brought_along: Mapping[str, Any]) -> str:
     """Return lines that let transformers shard its own model as a way does; "" where it can't.
 
-    transformers shards parameters alone: between the boards of a group, and between replicas.
+    These ways are a single group, and fully sharded replicas, each of which may be a group. Its configuration has no
+    replicas that shard the optimizer or the gradients alone.
 
     Args:
         step: the way.
