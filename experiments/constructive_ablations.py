@@ -27,7 +27,7 @@ import tyro
 
 from experiments import constructive
 from experiments.command import command
-from experiments.constructive import BEST, TRAINED, UNTRAINED, Cell, ConstructiveLearningConfig, measure, table
+from experiments.constructive import BEST, BOTH, TRAINED, UNTRAINED, Cell, ConstructiveLearningConfig, measure, table
 from experiments.harness import measure_cells
 from experiments.runs import OnFamilies, Run, train_run
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
@@ -118,7 +118,7 @@ class ConstructiveAblationsConfig(OnFamilies):
     families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt",)
     """each on each cluster"""
     changes: tuple[str, ...] = tuple(CHANGES)
-    """names of what is changed; the first one is what the others are compared with"""
+    """names of what is changed; the others are compared with the first one, which also places elsewhere"""
     elsewhere: tuple[str, ...] = (
         "ptb@4xv100",
         "cifar10@4xv100",
@@ -130,7 +130,7 @@ class ConstructiveAblationsConfig(OnFamilies):
         "nmt@4xv100*0.25",
         "nmt@4xv100*4",
     )
-    """FAMILY@CLUSTER, which the unchanged policy places, too; *0.25 behind it: links with a quarter of the bandwidth"""
+    """FAMILY@CLUSTER, which the policy places, too; *0.25 behind it: links with a quarter of the bandwidth"""
     some: int = 16
     """only the first so many test graphs of these"""
     graphs: int = 128
@@ -163,7 +163,7 @@ class Training:
 
 def plan(config: ConstructiveAblationsConfig) -> list[Ablation]:
     """The rows of the table of changes."""
-    rounds, usual = ConstructiveConfig().rounds, CHANGES[DEFAULT]
+    rounds = ConstructiveConfig().rounds
     settings = ConstructiveLearningConfig(
         config.families, config.clusters, config.seeds, config.count, config.processes, out=config.out,
         rounds=(rounds,), graphs=config.graphs, iterations=config.iterations,
@@ -171,7 +171,7 @@ def plan(config: ConstructiveAblationsConfig) -> list[Ablation]:
     ablations = []
     for cell in constructive.plan(settings):
         for name in config.changes:
-            change = CHANGES.get(name, usual)
+            change = CHANGES[name]
             train, runs = config.names(cell.family, change.graphs or config.graphs)["train"], []
             for run in cell.runs:
                 before = run.config
@@ -240,6 +240,26 @@ def place(ablation: Ablation) -> dict[str, Any]:
     return {"makespans": {who: rows.tolist() for who, rows in makespans.items()}, "milliseconds": spent}
 
 
+def place_all(ablations: Sequence[Ablation], folder: Path) -> dict[Cell, tuple[constructive.Makespans, float]]:
+    """What `measure` says of them. The rows of each training run are kept in a folder."""
+    alone = [replace(each, runs=(run,)) for each in ablations for run in each.runs]
+    kept = measure_cells(
+        alone,
+        place,
+        "placing test graphs",
+        file=lambda cell: folder / f"{cell.runs[0]} {cell.name}, {len(cell.graphs)} graphs.json".replace(" ", "-"),
+    )
+    found: dict[Cell, tuple[constructive.Makespans, float]] = {}
+    for each in ablations:
+        rows = [kept[replace(each, runs=(run,))] for run in each.runs]
+        makespans = {
+            who: np.concatenate([row["makespans"][who] for row in rows[: None if TRAINED in who or who == BOTH else 1]])
+            for who in rows[0]["makespans"]
+        }
+        found[each] = makespans, float(np.mean([row["milliseconds"] for row in rows]))
+    return found
+
+
 def compared(ours: np.ndarray, usual: np.ndarray) -> str:
     """By how many per cent makespans (S, C) of S seeds and C graphs are longer than those of the usual policy.
 
@@ -279,30 +299,21 @@ def main(config: ConstructiveAblationsConfig) -> None:
     folder = config.out / "rows"
     folder.mkdir(exist_ok=True)
     seconds = measure_cells(by_seed, train, "training", file=lambda training: folder / f"{training}.json")
-    usual = next(each for each in ablations if each.change == DEFAULT)
-    others, size = elsewhere(config, usual), f"{config.iterations}-{config.seeds}"
-    rows = measure_cells(
-        [*ablations, *others],
-        place,
-        "placing test graphs",
-        file=lambda cell: folder / f"{str(cell).replace(' ', '-')}-{size}-{len(cell.graphs)}.json",
-    )
-    makespans = {cell: {who: np.array(v) for who, v in row["makespans"].items()} for cell, row in rows.items()}
-    far: dict[Cell, tuple[constructive.Makespans, float]] = {
-        cell: (makespans[cell], rows[cell]["milliseconds"]) for cell in (usual, *others)
-    }
+    usual = ablations[0]
+    others = elsewhere(config, usual)
+    found = place_all([*ablations, *others], folder)
     lines = [
         f"{config.iterations:,} gradient steps on {config.graphs} graphs unless the row says otherwise; {config.seeds} "
         f"seeds; {len(usual.graphs)} test graphs; {machine()}. Makespans relative to one device, means over the test "
-        "graphs; ± is the standard deviation over seeds. The next columns say by how many per cent the placements "
-        f"are longer than those of the policy {DEFAULT}, as differences of logarithms, ± the standard error over seeds "
-        "and graphs together; longer or shorter stands behind what is more than two errors. Core seconds are the "
-        "least of the seeds, without the annealing of the training graphs.",
-        markdown(differences({cell: makespans[cell] for cell in ablations}, seconds)),
-        f"The policy {DEFAULT}, in all rows but the first on families or clusters on which it was not trained; there, "
-        f"the first {config.some} test graphs of each. In columns in per cent, ± is the standard error over graphs. "
-        "Core milliseconds are those of the most likely placement and its simulation, without grouping.",
-        markdown(table(far)),
+        "graphs; ± is the standard deviation over seeds. The next columns say by how many per cent the placements are "
+        "longer than those of the first row, as differences of logarithms, ± the standard error over seeds and graphs "
+        "together; longer or shorter stands behind what is more than two errors. Core seconds are the least of the "
+        "seeds, without the annealing of the training graphs.",
+        markdown(differences({cell: found[cell][0] for cell in ablations}, seconds)),
+        "The policy of the first row, on families and clusters on which it was not trained, but for the first line; "
+        f"there, the first {config.some} test graphs of each. In columns in per cent, ± is the standard error over "
+        "graphs. Core milliseconds are those of the most likely placement and its simulation, without grouping.",
+        markdown(table({cell: found[cell] for cell in (usual, *others)})),
     ]
     publish(config.out, "constructive_ablations", lines, None)
 
