@@ -110,9 +110,10 @@ def _in_best_order(
 def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
     """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
     run = simulate(*replicated(problem, plan.device[0].tolist(), 1))
-    found = _with_all([plan, replace(plan, sharding=(1,))], run, placed, batch)
+    training = problem.graph.mode == "training"  # without gradients and optimizer, parameters alone are shared out
+    found = _with_all([plan, *[replace(plan, sharding=(1,))] * training], run, placed, batch)
     if plan.num_micro_batches % len(plan.used) == 0:
-        found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
+        found += [sharded(problem, plan.devices[0], stage, batch) for stage in ((2, 3) if training else (3,))]
     return found
 
 
