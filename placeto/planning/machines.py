@@ -43,7 +43,7 @@ class MachineRecord(Record):
     used_bytes: Size  # what the fullest device holds
     fits: Flag  # whether no device exceeds its memory
     seconds: Number  # how long it took to find the way
-    price_per_step: Number | None  # price of a step; null without a price
+    price_per_step: Number | None  # price of a step; null without a price, or if the step doesn't fit
 
 
 class MachinesRecord(Record):
@@ -80,9 +80,9 @@ class Machine:
 
     @property
     def price_per_step(self) -> float | None:
-        """Price of a step, in the currency of the cluster's price; None if the cluster has no price."""
+        """Price of a step, in the currency of the cluster's price; None without a price, or if the step doesn't fit."""
         price = self.cluster.price_per_hour
-        return None if price is None else price * self.best.step_us / _HOUR_US
+        return None if price is None or not self.best.fits else price * self.best.step_us / _HOUR_US
 
     @property
     def advice(self) -> str:

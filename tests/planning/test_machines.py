@@ -27,7 +27,7 @@ def machines() -> list[Machine]:
     """Two chains of ten ops of 10 us: on one device with no room, on two for 36 an hour, on a dear one for 720."""
     problem = fork_of_chains(2, 10)
     priced = replace(toy_cluster(2), name="priced", price_per_hour=36.0)
-    tight = replace(toy_cluster(1, memory=150), name="tight")
+    tight = replace(toy_cluster(1, memory=150), name="tight", price_per_hour=1.0)
     dear = replace(toy_cluster(1), name="dear", price_per_hour=720.0)
     return plan_on_each([priced, tight, dear], problem.costs, lambda *_: problem.graph, 0, counts=(1,))
 
