@@ -166,7 +166,7 @@ def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
 
 
 def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> None:
-    memory = int(0.7 * needed())
+    memory = int(0.55 * needed())
     step = next(step for step in planned(memory).steps if step.kind == Kind.PIPELINE and step.recomputed)
     path = f"{tmp_path}/plan.json"
     save_plan(step.file(limited(memory)), path)

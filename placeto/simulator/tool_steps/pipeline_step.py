@@ -62,10 +62,11 @@ def in_whole_chunks(result: PlacementResult, ordered: bool = False) -> tuple[Pla
         PlanError: torch can't run the placement.
     """
     orders = _orders(result.schedule(), ordered=ordered)
-    chunks = sorted(orders, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
-    steps = (_placed(result, made) for made in chunks)
-    best = next(steps)
-    return best if best[1].fits else next((step for step in steps if step[1].fits), best)
+    first, *others = sorted(orders, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
+    if (best := _placed(result, first))[1].fits:
+        return best
+    fitting = (_placed(result, made) for made in others if made.schedule.fits)  # torch needs no less than its chunks
+    return next((step for step in fitting if step[1].fits), best)
 
 
 def _placed(result: PlacementResult, chunks: ChunkOrder) -> tuple[PlacementResult, PlacementResult]:
