@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> None:
         bar.update(bar.total)
     say(f"{step.name}: {step.what}")
     say(machine_table(machines))
-    for count, why in machines[0].plans.left_out.items():
+    for count, why in {count: why for each in machines for count, why in each.plans.left_out.items()}.items():
         say(f"not tried in {count} micro-batches: {why}")
     for machine in machines:
         say(f"{machine.cluster.name}: {machine.advice}")
