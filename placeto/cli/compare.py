@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from placeto.cli.shared import options as opt
-from placeto.cli.shared.common import find_clusters, note_unmeasured, say
+from placeto.cli.shared.common import find_clusters, note_unmeasured, say, say_left_out
 from placeto.cli.shared.compared import Compared
 from placeto.plumbing.progress import ProgressBar
 
@@ -53,8 +53,7 @@ def run(arguments: Arguments) -> None:
         bar.update(bar.total)
     say(f"{step.name}: {step.what}")
     say(machine_table(machines))
-    for count, why in {count: why for each in machines for count, why in each.plans.left_out.items()}.items():
-        say(f"not tried in {count} micro-batches: {why}")
+    say_left_out({count: why for machine in machines for count, why in machine.plans.left_out.items()})
     for machine in machines:
         say(f"{machine.cluster.name}: {machine.advice}")
         note_unmeasured(machine.best.schedule.problem)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
+from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say, say_left_out
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.model_config import Model, precision_of
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
@@ -103,9 +103,7 @@ def run(arguments: Arguments) -> None:
     dtypes = precision_of(model.module, options.precision)
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {dtypes}, {options.optimizer}")
     say(str(plans))
-    if plans.left_out:
-        numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
-        say(f"not tried in {numbers} micro-batches: {first}")
+    say_left_out(plans.left_out)
     if no_groups := plans.no_groups or (f"{name} has no parallel plan" if widths and not sharded else ""):
         say(f"not tried in groups: {no_groups}")
     if any(step.run_by == "torch-pipeline" and step.recomputed == CHECKPOINTED for step in plans.steps):

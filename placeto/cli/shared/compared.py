@@ -45,12 +45,17 @@ class ComparedOptions(ModelOptions, CaptureOptions):
         Raises:
             UsageError, PlacerError, CaptureError, GraphError: as for GRAPH and CONFIG arguments of other commands.
         """
-        fixed = self.inference or self.run or self.optimizer_step
-        if fixed or not (is_config(self.model) or is_factory(self.model)):
+        if is_config(self.model):
+            refuse(
+                self,
+                ("inference", "run", "optimizer_step"),
+                "is for a FACTORY; of a config.json, the training step is compared",
+            )
+        elif self.inference or self.run or self.optimizer_step or not is_factory(self.model):
             return self._fixed()
         from placeto.capture.trace import parallel_plan
 
-        refuse(self, ("dimensions",), "is for ONNX files")
+        refuse(self, ("dimensions",), "is for ONNX files; a model says how large its inputs are")
         model = self.find()
         dtypes = precision_of(model.module, self.precision)
         what = f"batch {model.batch}, {dtypes}, {self.optimizer}"
