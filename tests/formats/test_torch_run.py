@@ -15,9 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.formats.exports import torch_run
+from placeto.capture.trace import capture_training
+from placeto.formats.exports import save_torch_pipeline, torch_pipeline, torch_run
 from placeto.formats.plan import load_plan
-from placeto.problem.cluster import save_cluster
+from placeto.heuristics.plans import make_plan
+from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 from tests.captures import Made, called
 from tests.cases import with_devices
 from tests.command_line import run
@@ -108,6 +112,49 @@ def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model
     assert len(apart) == len(exported["split_points"]) + 1 >= 2
     assert max(apart.values()) < 1e-6
     assert_losses_of_the_whole_model(out)
+
+
+COUNTING = """
+import runpy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+step = ZeroRedundancyOptimizer.step
+
+
+def counted(self, *arguments, **more):
+    result = step(self, *arguments, **more)
+    (group,) = self.param_groups
+    print(f"the state of {len(self.optim.state)} of {len(group['params'])} weights", flush=True)
+    return result
+
+
+ZeroRedundancyOptimizer.step = counted
+runpy.run_path("made/run.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_replicas_that_share_out_the_optimizer_train_as_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages of two replicas: each rank keeps the state of half of the weights of its stage."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "made")
+    Path("deep.py").write_text(DEEP)
+    Path("counting.py").write_text(COUNTING)
+    space: dict[str, Any] = {}
+    exec(DEEP, space)
+    module, inputs, loss = space["net"]()
+    problem = PlacementProblem(capture_training(module, inputs, loss, micro_batches=4), load_cluster("4xp100"))
+    plan = make_plan(problem, ((0, 1), (2, 3))).sharing_out()
+    assert plan.line(problem.cluster) == "2 stages x 2, optimizer sharded, 4 micro-batches"
+    assert "without the weights" in plan.refusal(problem, "torchtitan")
+    made = torch_pipeline(simulate(problem, plan.placement(problem), plan=plan))
+    save_torch_pipeline(made, tmp_path / "made", factory="deep.py:net")
+    out = run_ranks("counting.py", "--check", "--steps", "3", "--device", "cpu", ranks=4, folder=tmp_path)
+    assert max(off_by(out).values()) < 1e-6
+    assert_losses_of_the_whole_model(out)
+    assert out.count("the state of 8 of 16 weights") == 4 * 3
 
 
 def test_the_check_finds_gradients_that_differ(

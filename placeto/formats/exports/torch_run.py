@@ -262,14 +262,15 @@ def main() -> None:
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
-    optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr) if trained else None
-    beside = getattr(torch.optim, given.optimizer)(whole.parameters(), lr=given.lr) if whole else None
+    kind = getattr(torch.optim, given.optimizer)
+    optimizers = optimizers_of(stages, kind, given.lr, {stage: of_stage[stage] for stage in plan["optimizer_sharded"]})
+    beside = kind(whole.parameters(), lr=given.lr) if whole else None
     rows = torch.cat([torch.arange(of * size, (of + 1) * size) for of in mine["micro_batches"]])
 
     for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
         start = time.perf_counter()
         now["targets"] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tuple(wanted))
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.zero_grad()
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
@@ -299,10 +300,27 @@ def main() -> None:
             beside.step()
         if last and rank == plan["replicas"][0]["stages"][-1]:
             print(text, flush=True)
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def optimizers_of(stages: list[Any], kind: Any, lr: float, groups: Mapping[int, Any]) -> list[Any]:
+    """Return an optimizer for each stage with trained weights.
+
+    The ranks of a stage's group, if it has one in `groups`, share out the state of its optimizer.
+    """
+    optimizers = list[Any]()
+    for stage in stages:
+        trained = [parameter for parameter in stage.submod.parameters() if parameter.requires_grad]
+        if trained and (group := groups.get(stage.stage_index)) is not None:
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # which loads much else
+
+            optimizers.append(ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=group, lr=lr))
+        elif trained:
+            optimizers.append(kind(trained, lr=lr))
+    return optimizers
 
 
 def compare(
