@@ -355,7 +355,7 @@ class Plans:
                 step.recomputed or "-",
                 step.order,
                 format_us(step.step_us),
-                format_rate(step.samples_per_second),
+                format_rate(step.samples_per_second) if step.batch else "-",
                 " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",

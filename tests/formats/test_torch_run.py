@@ -26,6 +26,7 @@ from tests.captures import Made, called
 from tests.cases import with_devices
 from tests.command_line import run
 from tests.forked_ranks import run_ranks
+from tests.formats.torch_toys import planned
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 
@@ -111,6 +112,47 @@ def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model
     assert re.search(r"^step +\S+ \w+ in the median of 1, spread \S+ \w+, simulated \S+ \w+$", out, re.MULTILINE)
     assert len(apart) == len(exported["split_points"]) + 1 >= 2
     assert max(apart.values()) < 1e-6
+    assert_losses_of_the_whole_model(out)
+
+
+ORDERED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, *, x, scale):
+        between = y = self.layers[0](scale.sin() - x)
+        for layer in self.layers[1:]:
+            y = layer(y)
+        tanh, cosine = y.tanh(), y.cos()
+        return {"cosine": cosine, "between": between, "all": [y, tanh, y]}
+
+
+def loss(made):
+    y, tanh, again = made["all"]
+    return (made["cosine"] - 3 * tanh + y * again).square().mean()
+
+
+def net():
+    return Net(), {"x": torch.randn(8, 16), "scale": torch.randn(8, 16)}, loss
+"""
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage reads the inputs in another order than they are given, and outputs are made in another one."""
+    monkeypatch.chdir(tmp_path)
+    Path("ordered.py").write_text(ORDERED)
+    module, inputs, loss = torch_run.find("ordered.py:net")()
+    graph = capture_training(module, inputs, loss, micro_batches=4)
+    save_torch_pipeline(torch_pipeline(planned(graph, [(0,), (1,)], cluster="2xv100")), Path("made"), "ordered.py:net")
+    out = run_ranks("made/run.py", "--device", "cpu", "--check", "--steps", "3", ranks=2, folder=tmp_path)
+    assert max(off_by(out).values()) < 1e-6
     assert_losses_of_the_whole_model(out)
 
 

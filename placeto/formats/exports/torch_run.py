@@ -23,7 +23,6 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.formats.exports.torch_cut import compiled, recomputing, stages_of, taken_by
+from placeto.formats.exports.torch_cut import compiled, made_by, recomputing, stages_of, taken_by
 
 HERE = Path(__file__).parent
 
@@ -226,7 +225,7 @@ def main() -> None:
     whole = copy.deepcopy(module).to(device) if given.check else None
     model = OfTensors(module, inputs)
     cut = stages_of(model, tensors_of(part(inputs, torch.arange(size), length)), plan)
-    taken = taken_by(cut)
+    taken, given_back = taken_by(cut), made_by(cut)
 
     # Groups: the ranks of a replica, in the order of the rows of its schedule, and those of a stage, of all replicas.
     of_replica = [dist.new_group(replica["ranks"]) for replica in plan["replicas"]]
@@ -242,14 +241,15 @@ def main() -> None:
 
     def loss_of(output: Any, rows: Tensor) -> Tensor:
         """Return the loss of a micro-batch; torch passes the numbers of its rows in place of targets."""
-        return loss(returned.whole(output), *part(now["targets"], rows, length))
+        tensors = [output] if isinstance(output, Tensor) else output
+        return loss(returned.whole([tensors[place] for place in given_back]), *part(now["targets"], rows, length))
 
-    batched = [leaf.dim() > 0 and len(leaf) == length for leaf in compress(tensors_of(inputs), taken)]
+    sizes = [tuple(tensors_of(inputs)[place].shape[:1]) for place in taken]
     schedule = _PipelineScheduleRuntime(
         stages,
         len(mine["micro_batches"]),
         loss_fn=loss_of,
-        args_chunk_spec=tuple(TensorChunkSpec(0) if split else _Replicate() for split in batched),
+        args_chunk_spec=tuple(TensorChunkSpec(0) if size == (length,) else _Replicate() for size in sizes),
         scale_grads=False,
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
@@ -274,7 +274,8 @@ def main() -> None:
             optimizer.zero_grad()
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
-        args = [leaf.to(device) for leaf in compress(tensors_of(part(batch, rows, length)), taken)] if first else []
+        own = tensors_of(part(batch, rows, length))
+        args = [own[place].to(device) for place in taken] if first else []
         schedule.step(*args, target=rows if last else None, losses=losses, return_outputs=False)
         sums = [
             dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True)

@@ -227,6 +227,12 @@ class Plan:
         name, by = TOOLS[tool], f"plan with --runnable-by {tool}"
         if self.width > 1 and tool == "torch":
             return self.no_groups("the exported program of torch")
+        own = [name for names in problem.graph.own_gradients for name in names]
+        if own and tool == "torch" and len(self.devices) > 1:
+            return (
+                f"{own[0]} makes gradients of its own, and torch would train the stages without them: write it in ops "
+                "of torch, such as x + (f(x) - x).detach() for f(x) with the gradient of x, or run replicas, not stages"
+            )
         if not self.even:
             return (
                 f"its replicas differ in number or in their micro-batches, and {name} needs equally many of each "
