@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from docs.field_texts import texts
-from placeto.evaluation import comparison, machines
+from placeto.evaluation import comparison
 from placeto.formats import placement
+from placeto.planning import machines
 from placeto.problem.checks import adapter, record_of
 from placeto.problem.cluster import cluster, cluster_files, topology
 from placeto.problem.costs import efficiency, profiled
@@ -48,7 +49,7 @@ _CLASSES: tuple[Any, ...] = (  # those whose source has texts; other records hav
         plan_files.ReplicaRecord,
     ),
     *(comparison.EvaluationRecord, comparison.RowRecord, comparison.Budget),
-    *(machines.MachinesRecord, machines.MachineRecord, machines.ReplicasRecord),
+    *(machines.MachinesRecord, machines.MachineRecord),
     *(profiled.CostsRecord, profiled.OpCost, profiled.Fit, profiled.StepRecord),
     *(efficiency.EfficiencyRecord, efficiency.EntryRecord),
 )

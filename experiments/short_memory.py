@@ -4,10 +4,10 @@ python -m experiments.short_memory [--models NAME ...] [--between 0.1 0.5] [--wo
 
 The first table is about `placeto plan` without a search for a free placement. Each device has a share of the memory
 that the fullest device of the best way needs without a limit. "None" is the best way that fits without recomputation;
-"all" is the best way of the step in which all blocks are recomputed; "plan" chooses the blocks itself. "Random" is the
-way of "plan" with as many blocks in random places: the mean of the draws that fit, and how many fit. Numbers are
-makespans divided by that of the best way without a limit. "-" says that nothing fits. Seconds are of one process, of
-`plan` with the limit and without.
+"all" is the best way of the step in which all blocks are recomputed; "plan" chooses the blocks itself, and the replicas
+of its pipelines share out the optimizer's state. "Random" is the way of "plan" with as many blocks in random places:
+the mean of the draws that fit, and how many fit. Numbers are makespans divided by that of the best way without a limit.
+"-" says that nothing fits. Seconds are of one process, of `plan` with the limit and without.
 
 The second table is about pipelines in eight micro-batches, with one stage on each device. The memory lies between that
 of the best pipeline with all blocks recomputed and of that without recomputation: 0 is the former, 1 the latter. "None"
@@ -86,6 +86,7 @@ ROWS = (
     ("GPT 12", "4xv100", 0.4),
     ("GPT 12", "4xv100", 0.2),
     ("GPT 12", "2x4xv100", 0.5),
+    ("GPT 12", "2x4xv100", 0.3),
     ("U-net", "4xv100", 0.2),
     ("ViT-L", "4xv100", 0.2),
     ("BERT-large", "4xv100", 0.2),

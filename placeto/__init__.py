@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile, load_placement, save_placement
     from placeto.placers import Placer, load_placer
     from placeto.placing import place
-    from placeto.planning.ways import plan
+    from placeto.planning.model_plans import plan
     from placeto.problem.cluster import Cluster, Device, load_cluster, save_cluster
     from placeto.problem.graph import ComputationGraph, load_graph, save_graph
     from placeto.problem.problem import PlacementProblem
@@ -35,7 +35,7 @@ _NAMES = {
     "formats.placement": ("PlacementFile", "load_placement", "save_placement"),
     "placers": ("Placer", "load_placer"),
     "placing": ("place",),
-    "planning.ways": ("plan",),
+    "planning.model_plans": ("plan",),
     "problem.cluster": ("Cluster", "ClusterError", "Device", "load_cluster", "save_cluster"),
     "problem.graph": ("ComputationGraph", "GraphError", "load_graph", "save_graph"),
     "problem.problem": ("PlacementProblem",),

@@ -204,7 +204,7 @@ def capture_step(
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     if refusal:
         warnings.warn(f"{name} can be placed, but not run: {refusal}", NotRunWarning, stacklevel=3)
-    step = with_names(step, nodes, traced, module, trace.calls, inputs, paths, buffers)
+    step = with_names(step, nodes, traced, module, trace.calls, inputs, paths, buffers, trace.own_gradients)
 
     # keep what running the step needs
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []

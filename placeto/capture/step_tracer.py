@@ -26,6 +26,7 @@ from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
 from placeto.capture.tracing.lifetimes import storage_of
 from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.tracing.node_labels import Labels
+from placeto.capture.tracing.own_gradients import gradients_noted
 from placeto.capture.tracing.recorder import functional, mutates, record
 from placeto.capture.tracing.refused_dtypes import onednn
 from placeto.capture.user_errors import without_logs
@@ -40,6 +41,7 @@ class StepTrace:
 
     traced: GraphModule  # functional
     calls: Mapping[str, int]  # how often each module is called
+    own_gradients: tuple[str, ...]  # what makes gradients of its own in the forward pass, each with its module
     signature: Signature  # of the trace before it was made functional
     assigned: list[tuple[Any, str]]  # attributes that the step itself sets, as container and name
     refusal: str  # why the step can't be run, "" if it can
@@ -94,7 +96,8 @@ class StepTracer:
         with self._contexts():
             self._check_sizes(sizes)
             traced = self._record()
-            calls, signature = self._labels.calls, Signature.of_trace(traced, self._own_tensors)
+            calls, own_gradients = self._labels.calls, tuple(self._labels.own_gradients)
+            signature = Signature.of_trace(traced, self._own_tensors)
             changes = [(container, key, attribute(where, key)) for where, container, key in self.state.changes()]
             phrases = ", ".join(dict.fromkeys(phrase for _, _, phrase in changes))
             refusal = self._refusal(phrases, signature, traced) if changes else ""
@@ -108,7 +111,8 @@ class StepTracer:
             self._check_sizes(sizes)  # only now is it known whether the module returns numbers
             if mutates(traced):
                 traced = functional(traced, tree_flatten(self._values(self._micro_batches))[0])
-        return StepTrace(traced, calls, signature, [(container, key) for container, key, _ in changes], refusal)
+        assigned = [(container, key) for container, key, _ in changes]
+        return StepTrace(traced, calls, own_gradients, signature, assigned, refusal)
 
     def signature(self) -> Signature:
         """Trace the step anew, and return its signature."""
@@ -214,6 +218,7 @@ class StepTracer:
                 without_logs(),
                 without_reentrant_checkpoints(),
                 self._labels.draws.following(self._labels.at_present_call),
+                gradients_noted(self._labels.note_own_gradients),
                 _uncompiled(),
                 _unvalidated(),
                 keeping_tensors(self._whole),

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from placeto.capture.building.optimizer_step import with_optimizer_step
 from placeto.capture.captured_step import Capture, capture_step
@@ -25,6 +24,7 @@ from placeto.capture.inputs.loss_modules import modules_of, tensors_of
 from placeto.capture.inputs.objects import holds_tensors
 from placeto.capture.tracing.node_labels import Labels
 from placeto.capture.tracing.precision import autocast
+from placeto.capture.tracing.without_gradients import without_gradients
 from placeto.capture.user_errors import call_loss
 from placeto.errors import CaptureError
 from placeto.problem.graph import ComputationGraph
@@ -34,7 +34,7 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 __all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]
 
 Saving = Callable[[], AbstractContextManager[Any]]
-"""Makes a context for an inference: autograd saves nothing, or what a backward pass needs."""
+"""Makes a context for an inference: one without gradients, or one in which autograd saves what they need."""
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
 
@@ -166,11 +166,6 @@ def trace_training(
         if not isinstance(value, Tensor) or value.numel() != 1:
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {describe(value)}{advice}")
-        if not value.requires_grad:
-            raise CaptureError(
-                f"{name}: the loss doesn't depend on any trainable parameter: give one that does, or capture the "
-                "inference"
-            )
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
@@ -253,14 +248,9 @@ def trace_inference(
             return capture_step(module, inputs, (), partial(forward, saving), Labels(), name, "inference", **how)
 
         try:
-            return replace(captured(_saving_nothing), twin=twin)
+            return replace(captured(without_gradients), twin=twin)
         except CaptureError:  # as of a module that takes gradients itself
             return replace(captured(nullcontext), twin=twin)
     finally:
         for submodule, training in modes.items():
             submodule.training = training
-
-
-def _saving_nothing() -> AbstractContextManager[Any]:
-    """A context in which autograd saves no tensors, so that they are freed when an inference without it frees them."""
-    return saved_tensors_hooks(lambda saved: None, lambda nothing: nothing)

@@ -1,4 +1,4 @@
-"""``placeto compare``: place one model on several clusters, and compare with data parallelism."""
+"""``placeto compare``: the best way to run one model on each of several clusters."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from typing import Annotated
 from tyro.conf import arg
 
 from placeto.cli.shared import options as opt
-from placeto.cli.shared.common import find_clusters, say
-from placeto.cli.shared.graphs import find_graph
-from placeto.placers import choose_placer, warm_up
+from placeto.cli.shared.common import find_clusters, note_unmeasured, say, say_left_out
+from placeto.cli.shared.compared import Compared
+from placeto.plumbing.progress import ProgressBar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Place one graph on several clusters and compare them, and each placement with data parallelism.
+    """Say for each of several clusters which way to run a model is best there, what a step takes, and what it costs.
 
-    In data parallelism each device has a replica of the model and runs the graph's whole batch, so that a step
-    processes as many batches as there are devices. In training a ring all-reduce sums the gradients. Two step times are
-    given: if the all-reduce runs wholly during the backward pass, and if it runs after it. Samples a second are given
-    as a multiple of those of the placement.
+    The ways are those that `placeto plan` tries, for a training step of a FACTORY or a CONFIG. A graph file, a graph of
+    a family, an ONNX file, and a step that is captured with --inference, --run or --optimizer-step are a fixed step,
+    which isn't split further. Its ways are one device, whole modules, a free placement of single ops, and, if it is in
+    micro-batches already, data parallelism and pipelines. If it isn't, a sentence says how many samples a second a
+    replica on each device would process, each with a batch of its own.
     """
 
-    graph: opt.GraphArgument
     clusters: Annotated[opt.Names, arg(aliases=["--cluster"])]
     """clusters to compare: names from `placeto list clusters` and cluster files, such as 2xv100,8xh100,mine.json"""
-    placer: opt.PlacerName = None
-    budget: opt.Budget
+    simulations: opt.Whole = 300
+    """budget of the search for a free placement on each cluster; 0 leaves the free placement out"""
     costs: opt.CostsName = "efficiency"
-    whole_modules: opt.WholeModules = False
     seed: opt.Seed = 0
     out: opt.OptionalJsonOut = None
     """write the table to this .json file"""
     plot: opt.OptionalPicture = None
     """draw the comparison to this .png, .svg or .pdf file"""
-    options: opt.Captured
+    model: Compared
 
 
 def run(arguments: Arguments) -> None:
-    """Place on each cluster, print a table and a sentence for each, write what was asked for."""
-    from placeto.evaluation.machines import machine_table, place_on, save_machines
-    from placeto.placing import with_undivided
+    """Plan on each cluster, print a table and what to do on each, write what was asked for."""
+    from placeto.planning.machines import machine_table, plan_on_each, save_machines, verdict
+    from placeto.planning.model_plans import with_headroom
     from placeto.problem.costs import load_costs
-    from placeto.problem.problem import PlacementProblem
 
-    clusters = find_clusters("--clusters", tuple(dict.fromkeys(arguments.clusters)))
-    costs, budget = load_costs(arguments.costs), arguments.budget
-    _, placer = choose_placer(arguments.placer, budget.checkpoint)
-    name, graph, _ = find_graph(arguments.graph, arguments.options)
-    undivided = () if arguments.whole_modules else None
-    problems = [with_undivided(PlacementProblem(graph, cluster, costs), undivided) for cluster in clusters]
-    machines = []
-    for problem in problems:
-        warm_up(placer, problem, budget.simulations, budget.seconds)
-        machines.append(place_on(problem, placer, budget.simulations, budget.seconds, arguments.seed))
-    say(f"graph {name}: {graph.num_ops} ops, {graph.mode}")
+    options, costs = arguments.model, load_costs(arguments.costs)
+    named = find_clusters("--clusters", tuple(dict.fromkeys(arguments.clusters)))
+    clusters = [with_headroom(cluster, options.headroom) for cluster in named]
+    with ProgressBar("planning", total=len(clusters) * (len(options.counts) + 1)) as bar:
+        step = options.found(bar)
+        more = arguments.simulations, arguments.seed
+        machines = plan_on_each(clusters, costs, step.graph_of, step.batch, step.grouped, step.counts, *more)
+        bar.update(bar.total)
+    say(f"{step.name}: {step.what}")
     say(machine_table(machines))
+    say_left_out({count: why for machine in machines for count, why in machine.plans.left_out.items()})
     for machine in machines:
-        say(f"{machine.name}: {machine.advice}")
+        say(f"{machine.cluster.name}: {machine.advice}")
+        note_unmeasured(machine.best.schedule.problem)
+    if said := verdict(machines):
+        say(said)
     if arguments.out is not None:
-        save_machines(machines, name, arguments.out)
+        save_machines(machines, step.name, arguments.out)
     if arguments.plot is not None:
         from placeto.evaluation.figures import machine_figure
         from placeto.formats.gantt import save_figure
 
-        save_figure(machine_figure(machines, name), arguments.plot)
+        save_figure(machine_figure(machines, step.name), arguments.plot)

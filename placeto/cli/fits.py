@@ -33,7 +33,8 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Simulate the step on one device and print what it holds."""
     from placeto.planning.fits import device_of, fits
-    from placeto.planning.ways import with_headroom
+    from placeto.planning.model_plans import with_headroom
+    from placeto.planning.numbers import problems_on
     from placeto.problem.costs import load_costs
 
     options, memory = arguments.model, arguments.memory
@@ -49,7 +50,7 @@ def run(arguments: Arguments) -> None:
     model, counts = options.find(), options.counts
 
     with ProgressBar("capturing", total=len(counts) + 1) as bar:
-        problem_of = options.captured(model, cluster, load_costs("efficiency"), bar)
+        problem_of = problems_on(options.captured(model, bar), model.batch, cluster, load_costs("efficiency"))
         result = fits(problem_of, cluster, model.batch, counts, problem_of)
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))

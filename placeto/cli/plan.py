@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say
+from placeto.cli.shared.common import find_cluster, note, note_unmeasured, say, say_left_out
 from placeto.cli.shared.device_bars import show_devices
 from placeto.cli.shared.model_config import Model, precision_of
 from placeto.cli.shared.options import ClusterName, CostsName, OptionalJsonOut, OptionalPage, Seed, Whole
@@ -78,8 +77,8 @@ def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     from placeto.capture.trace import parallel_plan
     from placeto.formats.plan import save_plan
+    from placeto.planning.model_plans import plans_on, with_headroom
     from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
-    from placeto.planning.ways import plans_of, with_headroom
     from placeto.planning.widths import widths_on
     from placeto.problem.costs import load_costs
 
@@ -93,9 +92,8 @@ def run(arguments: Arguments) -> None:
     widths = widths_on(cluster)
     tried = widths if sharded else ()
     with ProgressBar("planning", total=len(counts) * (1 + len(tried)) + 1) as bar:
-        problem_of = options.captured(model, cluster, costs, bar)
-        groups = {width: partial(problem_of, width=width) for width in tried}
-        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by, problem_of, groups)
+        graph_of = options.captured(model, bar)
+        plans = plans_on(cluster, costs, graph_of, batch, tried, counts, arguments.simulations, arguments.seed, by)
         bar.update(bar.total)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
@@ -105,9 +103,7 @@ def run(arguments: Arguments) -> None:
     dtypes = precision_of(model.module, options.precision)
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {dtypes}, {options.optimizer}")
     say(str(plans))
-    if plans.left_out:
-        numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
-        say(f"not tried in {numbers} micro-batches: {first}")
+    say_left_out(plans.left_out)
     if no_groups := plans.no_groups or (f"{name} has no parallel plan" if widths and not sharded else ""):
         say(f"not tried in groups: {no_groups}")
     if any(step.run_by == "torch-pipeline" and step.recomputed == CHECKPOINTED for step in plans.steps):

@@ -17,7 +17,7 @@ from placeto.plumbing.terminal import drawable
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
-    from placeto.evaluation.machines import Machine
+    from placeto.planning.machines import Machine
 
 _TITLE = 160  # characters of a title, at most
 
@@ -63,42 +63,31 @@ def curve_figure(
 
 
 def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
-    """Draw the time for a batch on each cluster: placed, and with a replica on each device, at best and at worst.
+    """Draw the time of a step on each cluster: in the best way, and on one device.
 
     The bars of what doesn't fit in memory are hatched. Prices are written next to the bars of clusters that have one.
     """
     figure = Figure(figsize=(9, 1.1 + 0.85 * len(machines)), layout="constrained")
     axes = figure.add_subplot()
-    longest = max(max(m.result.makespan_us, m.replicas.most_us / m.replicas.batches) for m in machines) or 1.0
+    longest = max(max(machine.best.step_us, machine.one_device_us or 0.0) for machine in machines) or 1.0
     scale, unit = (1e3, "ms") if longest >= 2e3 else (1.0, "µs")
-    placed, least, more = "placed", "replicas, all-reduce during the backward pass", "replicas, all-reduce after it"
-    colors = {placed: "tab:blue", least: "tab:orange", more: "navajowhite"}
     for place, machine in enumerate(machines):
-        replicas = machine.replicas
-        best, worst = replicas.least_us / replicas.batches, replicas.most_us / replicas.batches
-        bars = [(-0.2, 0.0, machine.result.makespan_us, placed, machine.result.fits)]
-        bars += [(0.2, 0.0, best, least, replicas.fits), (0.2, best, worst - best, more, replicas.fits)]
-        for offset, left, length, label, fits in bars:
-            hatch = None if fits else "//"
-            height, edge = 0.36, "0.3" if not fits else "none"
-            color = colors[label]
-            axes.barh(place + offset, length / scale, height, left / scale, color=color, hatch=hatch, edgecolor=edge)
-        for offset, us, price, fits in (
-            (-0.2, machine.result.makespan_us, machine.price_per_step, machine.result.fits),
-            (0.2, worst, machine.price_per_batch, replicas.fits),
-        ):
-            text = (
-                format_us(us)
-                + ("" if price is None else f", 1000 cost {1000 * price:.3g}")
-                + ("" if fits else ", doesn't fit")
-            )
-            axes.text(us / scale, place + offset, f" {text}", va="center", fontsize="x-small")
-    axes.set_yticks(range(len(machines)), [drawable(machine.name) for machine in machines])
+        best, price, alone_us = machine.best, machine.price_per_step, machine.one_device_us
+        text = f" {format_us(best.step_us)}, {best.kind}{best.parts}"
+        text += ("" if price is None else f", 1000 cost {1000 * price:.3g}") + ("" if best.fits else ", doesn't fit")
+        hatch, edge = (None, "none") if best.fits else ("//", "0.3")
+        bars = [(-0.2, best.step_us, text, "tab:blue")]
+        bars += [] if alone_us is None else [(0.2, alone_us, f" {format_us(alone_us)}", "tab:orange")]
+        for offset, us, label, color in bars:
+            axes.barh(place + offset, us / scale, 0.36, color=color, hatch=hatch, edgecolor=edge)
+            axes.text(us / scale, place + offset, label, va="center", fontsize="x-small")
+    axes.set_yticks(range(len(machines)), [drawable(machine.cluster.name) for machine in machines])
     axes.set_ylim(len(machines) - 0.5, -0.5)
-    axes.set_xlim(0.0, 1.3 * longest / scale)
-    axes.set_xlabel(f"time for one batch ({unit})")
+    axes.set_xlim(0.0, 1.6 * longest / scale)
+    axes.set_xlabel(f"time of a step ({unit})")
     axes.spines[["top", "right"]].set_visible(False)
+    colors = {"best way": "tab:blue", "one device": "tab:orange"}
     handles = [Line2D([], [], color=color, linewidth=6, label=label) for label, color in colors.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     axes.set_title(drawable(title, _TITLE), loc="left", fontsize="medium")
     return figure

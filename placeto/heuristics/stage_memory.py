@@ -36,7 +36,7 @@ def in_flight(stage: int, stages: int, replicas: int, count: int) -> int:
 
 
 def fitting_stages(
-    problem: PlacementProblem, costs: BlockCosts, devices: Stages, room: float = 1.0
+    problem: PlacementProblem, costs: BlockCosts, devices: Stages, room: float = 1.0, shared_out: bool = False
 ) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
     """Return the borders and the recomputed blocks for which the slowest stage is fastest; None if no stages fit.
 
@@ -45,6 +45,7 @@ def fitting_stages(
         costs: of its blocks.
         devices: (P, R) of each stage.
         room: the share of each device's memory that is taken.
+        shared_out: whether the replicas of a stage share out the optimizer's state.
     """
     count, ends = problem.graph.num_micro_batches, [0, *costs.cuts.tolist(), len(costs.block)]
     first_device, kind = costs.kinds
@@ -53,7 +54,7 @@ def fitting_stages(
         of_kind = tuple(np.bincount(kind[list(replicas)], minlength=len(first_device)).tolist())
         held, most = in_flight(stage, len(devices), len(replicas), count), math.ceil(count / len(replicas))
         least = min(room * problem.cluster.memory[device] for device in replicas)
-        us, again = _stages_between(costs, of_kind, held, most, least)
+        us, again = _stages_between(costs, of_kind, held, most, least, shared_out)
         slowest = np.maximum(best[:, None], us)
         chosen.append((slowest.argmin(axis=0), again))
         best = slowest.min(axis=0)
@@ -69,13 +70,13 @@ def fitting_stages(
 
 @lru_cache(maxsize=256)
 def _stages_between(
-    costs: BlockCosts, replicas: tuple[int, ...], held: int, most: int, room: float
+    costs: BlockCosts, replicas: tuple[int, ...], held: int, most: int, room: float, shared_out: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the us for a micro-batch of a stage between any two cuts, and how many of its blocks it recomputes.
 
     Both are (C+2, C+2), by the numbers of the cuts at which the stage begins and ends; the beginning and the end of the
     model count as cuts. It recomputes as few blocks as possible, its first ones; us are infinite if it lacks memory.
-    Each replica has all parameters.
+    Each replica has all parameters, and all of the optimizer's state unless the replicas share it out.
 
     Args:
         costs: of the blocks.
@@ -83,6 +84,7 @@ def _stages_between(
         held: how many micro-batches a replica holds at the same time.
         most: how many micro-batches a replica takes.
         room: bytes of memory of a replica.
+        shared_out: whether the replicas share out the optimizer's state.
     """
     ends = np.array([0, *costs.cuts.tolist(), len(costs.block)])
     crossing = np.concatenate([[0], costs.crossing, [0]])[ends]
@@ -95,7 +97,8 @@ def _stages_between(
     used = np.flatnonzero(replicas)
     devices = costs.kinds[0][used]
     us = between(costs.keep.us.sum(axis=0)[:, devices])
-    left = room - between(costs.keep.resident) - most * (crossing[:, None] + crossing)
+    resident = costs.keep.resident - (costs.keep.state * (1.0 - 1.0 / sum(replicas)) if shared_out else 0.0)
+    left = room - between(resident) - most * (crossing[:, None] + crossing)
     need, largest, again = held * between(costs.kept), np.zeros(left.shape), np.zeros(left.shape, np.int64)
     for saved, block_us, (first, last) in zip(costs.saved, costs.us, costs.spans, strict=True):
         chosen = (need + largest > left) & (ends <= first)[:, None] & (ends > last)

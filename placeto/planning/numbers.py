@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 
 from placeto.errors import CaptureError, PlacerError, PlacetoError, PlanError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
+from placeto.problem.cluster import Cluster
+from placeto.problem.costs import CostModel
+from placeto.problem.costs.group_costs import in_groups
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
@@ -27,6 +31,8 @@ Setting = tuple[int, int]
 """Width and number of micro-batches of a step."""
 ProblemOf = Callable[[int], PlacementProblem]
 """Returns a step in a given number of micro-batches, on the cluster; a CaptureError says why it can't be split so."""
+GraphOf = Callable[[int, int, int], ComputationGraph]
+"""Returns a step in a given number of micro-batches, with a given number of samples, in groups of a given width."""
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 """Places a problem within a budget of simulations or seconds."""
 
@@ -34,6 +40,19 @@ Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 def is_large(problem: PlacementProblem, count: int) -> bool:
     """Whether a step that is captured in some number of micro-batches is large in `count` of them."""
     return problem.num_ops / problem.graph.num_micro_batches * count > MOST_OPS
+
+
+def problems_on(graph_of: GraphOf, batch: int, cluster: Cluster, costs: CostModel) -> Callable[..., PlacementProblem]:
+    """Return what makes the problem of a step on a cluster, from the number of micro-batches.
+
+    It may also take another number of samples than `batch`, and the width of tensor-parallel groups.
+    """
+
+    def problem_of(count: int, samples: int = batch, width: int = 1) -> PlacementProblem:
+        groups = in_groups(cluster, costs, width)
+        return PlacementProblem(graph_of(count, samples, width), *groups)
+
+    return problem_of
 
 
 class Numbers:

@@ -25,6 +25,7 @@ from placeto.problem.step.recomputation import RECOMPUTATION, captured_hash, rec
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
+from placeto.simulator.tool_steps.data_parallel import ratio
 
 
 class Kind(StrEnum):
@@ -323,10 +324,10 @@ class Plans:
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
         different = (step for step in others if step.fits and step.kind != best.kind)
         if second := next(different, None):
-            ratio, held = second.step_us / best.step_us, format_bytes(second.used)
-            longer = f"{100.0 * (ratio - 1.0):.1f} % longer" if ratio >= 1.0005 else "as long"
+            times, held = ratio(second.step_us, best.step_us), format_bytes(second.used)
+            longer = f"{100.0 * (times - 1.0):.1f} % longer" if times >= 1.0005 else "as long"
             which = "Next is" if second is others[0] else "The best way of another kind is"
-            text += f" {which} {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
+            text += f" {which} {second.name}: {longer if times < 2.0 else f'{times:.2f} times as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
@@ -354,7 +355,7 @@ class Plans:
                 step.recomputed or "-",
                 step.order,
                 format_us(step.step_us),
-                format_rate(step.samples_per_second),
+                format_rate(step.samples_per_second) if step.batch else "-",
                 " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",

@@ -12,7 +12,6 @@ from functools import partial
 from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import can_run
 from placeto.planning.numbers import Setting
-from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Tool
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -39,7 +38,7 @@ def _kept(problem: PlacementProblem, tool: Tool | None, refusals: list[str], pla
 
 
 def as_run(
-    tool: Tool, result: PlacementResult, groups: Groups, ordered: bool = False
+    tool: Tool, result: PlacementResult, ordered: bool = False
 ) -> tuple[PlacementResult, PlacementResult] | None:
     """Return a plan's placement in the best order that a tool can run, and the step as the tool runs it.
 
@@ -49,7 +48,6 @@ def as_run(
     Args:
         tool: the tool that is to run the plan.
         result: the placement of the plan.
-        groups: the groups of the plan's problem.
         ordered: whether torch keeps to the order of the placement's own ops.
     """
     problem, given = result.problem, result.plan
@@ -59,7 +57,7 @@ def as_run(
         return None
     if tool == "torch":
         return in_whole_chunks(result, ordered)
-    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
+    evaluator, placement = Evaluator(problem), plan.placement(problem)
     if tool == "megatron":
         evaluator.reorder("1f1b")
         evaluator.score_plan(plan, placement)

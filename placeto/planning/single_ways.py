@@ -18,7 +18,6 @@ from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
 from placeto.heuristics.plans import improved, make_plan
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.runnable import as_run, runner
-from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Plan, Tool, dealt
@@ -81,25 +80,24 @@ def in_order(
         order: the order (N,) of its ops; None = the best is chosen.
     """
     problem = plan.step(problem)
-    groups = group_ops(problem)
     if order is None:
-        result = _in_best_order(problem, groups, orders_to_try(problem), plan, keep)
+        result = _in_best_order(problem, orders_to_try(problem), plan, keep)
     else:
         result = replace(_alone(simulate(problem, plan.placement(problem), order=order, plan=plan)), order=order)
     if len(plan.devices) == 1:
         return replicas(problem, plan, result, batch)
     tool = runner(problem, runnable_by)
-    if made := as_run(tool or "torch", result, groups, order is not None) or (None if tool else (result, result)):
+    if made := as_run(tool or "torch", result, order is not None) or (None if tool else (result, result)):
         placed, run = made
         return [planned(placed.plan, run, batch, placed, runnable_by)]
     return []
 
 
 def _in_best_order(
-    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
+    problem: PlacementProblem, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
 ) -> PlacementResult:
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
-    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
+    evaluator, placement = Evaluator(problem), plan.placement(problem)
     evaluator.score_plan(plan, placement)
     moved = improved(evaluator, plan, orders, keep)
     for each in dict.fromkeys((plan, moved)) if orders else ():
@@ -110,9 +108,10 @@ def _in_best_order(
 def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
     """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
     run = simulate(*replicated(problem, plan.device[0].tolist(), 1))
-    found = _with_all([plan, replace(plan, sharding=(1,))], run, placed, batch)
+    training = problem.graph.mode == "training"  # without gradients and optimizer, parameters alone are shared out
+    found = _with_all([plan, *[replace(plan, sharding=(1,))] * training], run, placed, batch)
     if plan.num_micro_batches % len(plan.used) == 0:
-        found += [sharded(problem, plan.devices[0], stage, batch) for stage in (2, 3)]
+        found += [sharded(problem, plan.devices[0], stage, batch) for stage in ((2, 3) if training else (3,))]
     return found
 
 

@@ -10,42 +10,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.errors import ClusterError, PlanError
+from placeto.errors import PlanError
 from placeto.heuristics.plans import ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.large_steps import plan_large
-from placeto.planning.numbers import COUNTS, LEAST, Chosen, Numbers, Place, ProblemOf, Setting, is_large, place_in_best
+from placeto.planning.numbers import (
+    COUNTS,
+    LEAST,
+    Chosen,
+    Numbers,
+    Place,
+    ProblemOf,
+    Setting,
+    is_large,
+    place_in_best,
+)
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
 from placeto.planning.runnable import keeping
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
 from placeto.planning.ways_out import Smaller, ways_out
-from placeto.planning.widths import by_setting, in_widths, one_each, widths_on
-from placeto.problem.cluster import Cluster, load_cluster
-from placeto.problem.costs import load_costs
-from placeto.problem.costs.group_costs import in_groups
-from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
+from placeto.planning.widths import by_setting, in_widths, one_each
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Tool
-from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import PlacementResult
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
-
-    from placeto.capture.inputs.arguments import Inputs
-    from placeto.problem.costs import CostModel
+    pass
 
 DEFAULT_SIMULATIONS = 300
 """Budget of the search for a free placement, in simulations."""
@@ -53,88 +53,6 @@ SHOWN = 3
 """How many shapes of each kind of way are kept, at most."""
 _TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
 _NUMBERS = 2  # numbers of micro-batches in which each of them is tried
-
-
-def plan(
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    cluster: Cluster | str | Path,
-    loss: Callable[..., Any] | None = None,
-    targets: Sequence[Any] = (),
-    optimizer: str = DEFAULT_OPTIMIZER,
-    master_weights: bool = False,
-    precision: str = "fp32",
-    costs: CostModel | str | Path = "efficiency",
-    micro_batches: Iterable[int] = COUNTS,
-    headroom: int = 0,
-    simulations: int = DEFAULT_SIMULATIONS,
-    seed: int = 0,
-    runnable_by: Tool | None = None,
-    parallel: Mapping[str, Any] | None = None,
-) -> Plans:
-    """Compare the ways to run a model's training step on a cluster, all with the same batch.
-
-    Args:
-        model: a module, which is captured as `capture_training` does.
-        inputs: arguments of the module, in order or by name; the batch is the first size of the first tensor.
-        cluster: a cluster, or its name, or its file.
-        loss: ``loss(output, *targets)`` -> scalar; without a loss, the module returns it.
-        targets: further arguments of the loss.
-        optimizer: the optimizer, whose state needs memory: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
-        master_weights: whether 16-bit parameters also have a copy in float32.
-        precision: what the run will use, "fp32", "tf32", "bf16" or "fp16".
-        costs: a cost model, or its name or file.
-        micro_batches: numbers that are tried, as far as they divide the batch. A step of more than 200,000 ops is tried
-            in the largest of them, and in those in which it has fewer ops and may be faster.
-        headroom: bytes of each device that stay free.
-        simulations: budget of the search for a free placement, in simulations; 0 = no search.
-        seed: seed of that search.
-        runnable_by: "torch", "torchtitan" or "megatron" leaves only the pipelines that `placeto export` writes for this
-            tool, and no free placement.
-        parallel: how tensor-parallel groups shard the layers, as `capture_training` takes it; if it isn't given, and
-            the model doesn't say it itself, no way has groups.
-
-    Raises:
-        CaptureError: the module can't be traced.
-        ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
-        PlanError: `micro_batches` is empty, or `simulations` is negative.
-    """
-    from placeto.capture.inputs.arguments import plain
-    from placeto.capture.inputs.batch_dimension import batch_length, first_samples
-    from placeto.capture.trace import capture_training, parallel_plan
-
-    on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
-    by = costs if not isinstance(costs, str) and hasattr(costs, "op_time_us") else load_costs(costs)
-
-    how: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "master_weights": master_weights}
-    how["parallel"] = parallel
-    batch = batch_length(inputs, targets)
-
-    def problem_of(count: int, samples: int = batch, width: int = 1) -> PlacementProblem:
-        given, groups = (inputs, targets), in_groups(on, by, width)
-        if samples < batch:
-            given = first_samples((plain(inputs), plain(targets)), batch, samples)
-        graph = capture_training(model, given[0], loss, targets=given[1], micro_batches=count, width=width, **how)
-        return PlacementProblem(graph, *groups)
-
-    widths = widths_on(on) if parallel_plan(model, parallel) else ()
-    groups = {width: partial(problem_of, width=width) for width in widths}
-    return plans_of(problem_of, batch, micro_batches, simulations, seed, runnable_by, problem_of, groups)
-
-
-def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
-    """Return a cluster whose devices have `headroom` bytes less memory.
-
-    Raises:
-        ClusterError: a device has no more memory than `headroom`, or `headroom` is negative.
-    """
-    if headroom < 0:
-        raise ClusterError(f"a headroom of {headroom} bytes would add memory: give 0 or more")
-    if headroom >= (least := int(cluster.memory.min())):
-        has = f"a device of {cluster.name} has {format_bytes(least)}"
-        raise ClusterError(f"a headroom of {format_bytes(headroom)} leaves no memory: {has}")
-    return replace(cluster, devices=tuple(replace(of, memory=of.memory - headroom) for of in cluster.devices))
 
 
 @collected_seldom()

@@ -90,13 +90,17 @@ def test_gradients_of_distances_take_as_much_again() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_fused_attention_of_frozen_encoders_is_counted(frozen: bool) -> None:
-    """PyTorch takes one kernel where nothing is trained; B batch, L words, D features, H inner ones."""
+    """A training step takes one kernel where nothing is trained; B batch, L words, D features, H inner ones."""
     b, length, d, h = 3, 5, 16, 32
-    layer = nn.TransformerEncoderLayer(d, 2, h, batch_first=True).eval().requires_grad_(not frozen)
-    graph = capture_inference(layer, [r(b, length, d)])
+    layer, head = nn.TransformerEncoderLayer(d, 2, h, batch_first=True).eval(), nn.Linear(d, d)
+    inference = capture_inference(layer.requires_grad_(not frozen), [r(b, length, d)])
+    step = capture_training(nn.Sequential(layer.requires_grad_(False), head), [r(b, length, d)], lambda y: y.sum())
     rows = b * length
-    assert graph.flops.sum() == 2 * rows * d * 4 * d + 4 * rows * length * d + 4 * rows * d * h
-    assert ("aten._native_multi_head_attention" in graph.op_types) == frozen
+    forward = 2 * rows * d * 4 * d + 4 * rows * length * d + 4 * rows * d * h
+    assert inference.flops.sum() == forward
+    assert step.flops.sum() == forward + 2 * 2 * rows * d * d
+    fused = ["aten._native_multi_head_attention" in graph.op_types for graph in (inference, step)]
+    assert fused == [False, True]
 
 
 def test_an_encoder_layer_in_one_kernel_is_counted_as_its_parts() -> None:

@@ -81,8 +81,9 @@ def test_an_inference_keeps_what_it_returns() -> None:
     assert held(graph) == {"a/addmm": "exp_1"}
 
 
-def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
-    """Else a schedule that runs another branch late would keep it."""
+@pytest.mark.parametrize(("run_by", "last"), [(range(4), 2), ([None] * 4, 3)], ids=["backward pass", "no gradients"])
+def test_a_gradient_holds_a_tensor_only_until_what_depends_on_its_last_use(run_by: Any, last: int) -> None:
+    """Else a schedule that runs another branch late would keep it; without gradients, branches run one by one."""
     records: list[dict[str, Any]] = [
         {"name": "a", "flops": 1, "inputs": []},
         {"name": "b", "flops": 1, "inputs": [(0, 0)]},
@@ -90,6 +91,6 @@ def test_a_tensor_is_held_only_until_what_depends_on_its_last_use() -> None:
         {"name": "other", "flops": 1, "inputs": [(0, 1)]},
     ]
     made = [one | {"outputs": [4, 4]} for one in records]
-    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, [None] * 4)
-    assert made[0]["held"] == [(2, 0)]
-    assert made[1]["held"] == [(2, 1)], "read by none, it is there until its own op ends, or longer"
+    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, run_by)
+    assert made[0]["held"] == [(last, 0)]
+    assert made[1]["held"] == [(last, 1)], "read by none, it is there until its own op ends, or longer"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.capture.tracing.refused_dtypes import onednn
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import assumed, storage
@@ -209,15 +210,54 @@ def of_gradients(self: Any, x: Tensor) -> Tensor:
     return force.detach()
 
 
-@pytest.mark.parametrize(("forward", "error"), [(residual, 0.0), (of_gradients, 0.2)])
+def in_both_directions(self: Any, x: Tensor) -> Tensor:
+    """The gates of the first direction live until those of the second one are there."""
+    return self.layers(self.enter(x).view(16, 4, 32))[0]
+
+
+def with_a_bias(self: Any, x: Tensor, factor: float | None = None) -> Tensor:
+    """Attention is written out if its bias needs a gradient: in an inference, a parameter or a view of it does."""
+    bias = self.down.weight[:, :32]
+    parts = [self.enter(x).view(2, 2, 32, 16)] * 3
+    return F.scaled_dot_product_attention(*parts, attn_mask=bias if factor is None else bias * factor)
+
+
+def of_an_ensemble(self: Any, x: Tensor) -> Tensor:
+    """The stacked weights need a gradient by themselves, as those of `torch.func.stack_module_state` do."""
+    weights = torch.stack([self.up.weight] * 8).detach().requires_grad_()
+    return torch.func.vmap(F.linear, (None, 0))(self.enter(x), weights).mean(0)
+
+
+def of_attention(self: Any, x: Tensor) -> Tensor:
+    """Gradients through the bias of an attention, as of forces."""
+    with torch.enable_grad():
+        y = self.enter(x).view(64, 32).requires_grad_()
+        made = F.scaled_dot_product_attention(*[y[None, None]] * 3, attn_mask=y @ y.T)
+        (force,) = torch.autograd.grad(made.sum(), y)
+    return force.detach()
+
+
+@pytest.mark.parametrize(
+    ("forward", "error"),
+    [
+        (residual, 0.0),
+        (in_both_directions, 0.05),
+        (with_a_bias, 0.0),
+        (partial(with_a_bias, factor=2.0), 0.0),
+        (of_an_ensemble, 0.0),
+        (of_gradients, 0.2),
+        (of_attention, 0.2),
+    ],
+)
 def test_an_inference_frees_what_pytorch_frees_without_autograd(
     forward: Callable[[Any, Tensor], Tensor], error: float
 ) -> None:
     """A module that takes gradients itself, such as forces, needs what autograd saves; it is captured, too."""
-    module = Made(forward, enter=nn.Linear(16, 32), up=nn.Linear(32, 128), down=nn.Linear(128, 32))
+    layers = nn.LSTM(32, 32, bidirectional=True, batch_first=True)
+    module = Made(forward, enter=nn.Linear(16, 32), up=nn.Linear(32, 128), down=nn.Linear(128, 32), layers=layers)
     x = torch.rand(64, 16)
     schedule = on_one_device(capture_inference(module, [x]), "2xcpu-core")
-    with torch.no_grad(), Meter([*module.parameters(), x]) as meter:
+    with torch.no_grad(), onednn(False), Meter([*module.parameters(), x]) as meter:
         module(x)
     live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
     assert live == pytest.approx(meter.peak([]), rel=error)

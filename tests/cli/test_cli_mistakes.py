@@ -138,10 +138,12 @@ MISTAKES = [
     ),
     (f"place modl.onnx {ON} --dim batch=4", "no such file; there is model.onnx"),
     *(
-        (f"{command} --micro-batches auto", "is for `placeto place`, `placeto plan` and `placeto fits`, which print")
+        (
+            f"{command} --micro-batches auto",
+            "is for `placeto place`, `placeto plan`, `placeto fits` and `placeto compare`, which print",
+        )
         for command in (
             "capture net.py:net -o a.json",
-            f"compare net.py:net {ON}",
             f"evaluate net.py:net {ON} --placers etf",
             f"export net.py:net {PLACED} --format dot -o a.dot",
             "profile net.py:net -o a.json",

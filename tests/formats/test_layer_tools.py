@@ -47,7 +47,8 @@ def sourced(script: str) -> tuple[dict[str, str], dict[str, str]]:
     words, _, environment = done.stdout.partition("\n\n")
     pairs = [line.split("=", 1) for line in environment.splitlines() if "=" in line]
     listed = [word for line in words.splitlines() for word in line.split(" ")]
-    return dict(zip(listed[::2], listed[1::2], strict=True)), dict(pairs)
+    values = [("" if word.startswith("--") else word) for word in (*listed[1:], "")]
+    return {word: value for word, value in zip(listed, values, strict=True) if word.startswith("--")}, dict(pairs)
 
 
 def stages_of(layout: str) -> list[str]:
@@ -91,12 +92,14 @@ def test_megatron_may_have_the_embedding_or_the_head_alone() -> None:
     assert stages_of(words["--pipeline-model-parallel-layout"]) == ["E", "tttttt", "L"]
     assert environment["CUDA_VISIBLE_DEVICES"] == "3,1,2"
     assert words["--global-batch-size"] == "4"
+    assert "--use-distributed-optimizer" not in words
 
 
 def test_megatron_has_no_layout_for_replicas_alone() -> None:
     words, _ = sourced(megatron(turns([(0, 1)])))
     assert "--pipeline-model-parallel-layout" not in words
     assert words["--pipeline-model-parallel-size"] == "1"
+    assert "--use-distributed-optimizer" in words
 
 
 def test_megatron_recomputes_the_layers_of_which_the_plan_recomputes_parts() -> None:

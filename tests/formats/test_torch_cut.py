@@ -6,13 +6,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import compress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Interpreter
+from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import checkpoint
 
 from placeto.formats.exports import torch_cut
@@ -67,8 +67,43 @@ def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
 
     given = [torch.zeros(2), torch.ones(2, 3)]
     cut = cut_at(["1"], Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
-    assert torch_cut.taken_by(cut) == [False, True]
-    cut.get_stage_module(0)(*compress(given, torch_cut.taken_by(cut)))
+    assert torch_cut.taken_by(cut) == [1]
+    cut.get_stage_module(0)(given[1])
+
+
+def test_inputs_reach_the_first_stage_in_its_own_order() -> None:
+    """torch gives them to it in the order in which ops read them."""
+
+    def forward(model: Any, x: Tensor, unread: Tensor, scale: Tensor) -> Tensor:
+        return model.layers(model.of_scale(scale) - x)
+
+    model = Made(forward, of_scale=nn.Linear(8, 8), layers=linears(2, 8))
+    given = [torch.rand(4, 8), torch.rand(4, 8), torch.rand(4, 8)]
+    cut = cut_at(["layers.1"], copy.deepcopy(model), given)
+    between = cut.get_stage_module(0)(*(given[place] for place in torch_cut.taken_by(cut)))
+    assert torch.equal(cut.get_stage_module(1)(between), model(*given))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_outputs_of_the_model_are_those_of_the_last_stage(stages: int) -> None:
+    """Returned twice, in another order than they are made, and weights. Those of other stages are empty."""
+
+    def forward(model: Any, x: Tensor) -> Any:
+        between = model.layers[0](x)
+        y = model.layers[1](between)
+        sine, cosine = y.sin(), y.cos()
+        return cosine, y, [sine, y], between, x, model.table, model.layers[0].bias
+
+    model, x = Made(forward, layers=linears(2, 8), table=torch.rand(8)), torch.rand(4, 8)
+    model.register_buffer("table", model.__dict__.pop("table"))
+    cut = cut_at(["layers.1"][: stages - 1], copy.deepcopy(model), [x])
+    made = through(cut, x)
+    found, expected = [made[place] for place in torch_cut.made_by(cut)], tree_flatten(model(x))[0]
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if stages == 2 and number in (4, 5):  # what the first stage makes, and the input
+            assert not one.numel()
+        else:
+            assert torch.equal(one, other)
 
 
 class Table(nn.Module):

@@ -15,13 +15,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.formats.exports import torch_run
+from placeto.capture.trace import capture_training
+from placeto.formats.exports import save_torch_pipeline, torch_pipeline, torch_run
 from placeto.formats.plan import load_plan
-from placeto.problem.cluster import save_cluster
+from placeto.heuristics.plans import make_plan
+from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 from tests.captures import Made, called
 from tests.cases import with_devices
 from tests.command_line import run
 from tests.forked_ranks import run_ranks
+from tests.formats.torch_toys import planned
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 
@@ -108,6 +113,90 @@ def test_a_pipeline_that_was_planned_for_little_memory_trains_as_the_whole_model
     assert len(apart) == len(exported["split_points"]) + 1 >= 2
     assert max(apart.values()) < 1e-6
     assert_losses_of_the_whole_model(out)
+
+
+ORDERED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, *, x, scale):
+        between = y = self.layers[0](scale.sin() - x)
+        for layer in self.layers[1:]:
+            y = layer(y)
+        tanh, cosine = y.tanh(), y.cos()
+        return {"cosine": cosine, "between": between, "all": [y, tanh, y]}
+
+
+def loss(made):
+    y, tanh, again = made["all"]
+    return (made["cosine"] - 3 * tanh + y * again).square().mean()
+
+
+def net():
+    return Net(), {"x": torch.randn(8, 16), "scale": torch.randn(8, 16)}, loss
+"""
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage reads the inputs in another order than they are given, and outputs are made in another one."""
+    monkeypatch.chdir(tmp_path)
+    Path("ordered.py").write_text(ORDERED)
+    module, inputs, loss = torch_run.find("ordered.py:net")()
+    graph = capture_training(module, inputs, loss, micro_batches=4)
+    save_torch_pipeline(torch_pipeline(planned(graph, [(0,), (1,)], cluster="2xv100")), Path("made"), "ordered.py:net")
+    out = run_ranks("made/run.py", "--device", "cpu", "--check", "--steps", "3", ranks=2, folder=tmp_path)
+    assert max(off_by(out).values()) < 1e-6
+    assert_losses_of_the_whole_model(out)
+
+
+COUNTING = """
+import runpy
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+step = ZeroRedundancyOptimizer.step
+
+
+def counted(self, *arguments, **more):
+    result = step(self, *arguments, **more)
+    (group,) = self.param_groups
+    print(f"the state of {len(self.optim.state)} of {len(group['params'])} weights", flush=True)
+    return result
+
+
+ZeroRedundancyOptimizer.step = counted
+runpy.run_path("made/run.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_replicas_that_share_out_the_optimizer_train_as_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages of two replicas: each rank keeps the state of half of the weights of its stage."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "made")
+    Path("deep.py").write_text(DEEP)
+    Path("counting.py").write_text(COUNTING)
+    space: dict[str, Any] = {}
+    exec(DEEP, space)
+    module, inputs, loss = space["net"]()
+    problem = PlacementProblem(capture_training(module, inputs, loss, micro_batches=4), load_cluster("4xp100"))
+    plan = make_plan(problem, ((0, 1), (2, 3))).sharing_out()
+    assert plan.line(problem.cluster) == "2 stages x 2, optimizer sharded, 4 micro-batches"
+    assert "without the weights" in plan.refusal(problem, "torchtitan")
+    made = torch_pipeline(simulate(problem, plan.placement(problem), plan=plan))
+    save_torch_pipeline(made, tmp_path / "made", factory="deep.py:net")
+    out = run_ranks("counting.py", "--check", "--steps", "3", "--device", "cpu", ranks=4, folder=tmp_path)
+    assert max(off_by(out).values()) < 1e-6
+    assert_losses_of_the_whole_model(out)
+    assert out.count("the state of 8 of 16 weights") == 4 * 3
 
 
 def test_the_check_finds_gradients_that_differ(

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
@@ -89,6 +91,74 @@ def test_models_that_torch_cannot_cut_are_refused() -> None:
     assert len(torch_pipeline(planned(captured(skip()), [(0,), (1,)])).splits) == 1
 
 
+class Reversal(torch.autograd.Function):
+    """Passes on what it is given, and minus its gradient; no op of the graph stands for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return -gradient
+
+
+def with_hook(module: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone()
+    x.register_hook(torch.neg)
+    return x
+
+
+def halving(layer: nn.Module) -> nn.Module:
+    layer.register_full_backward_hook(lambda module, given, gradients: (0.5 * gradients[0],))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (lambda: Made(lambda module, x: Reversal.apply(x)), "Reversal"),
+        (lambda: Made(with_hook), "a hook of a tensor"),
+        (lambda: halving(nn.Linear(WIDTH, WIDTH)), "a backward hook"),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_their_own_are_refused_before_the_export(
+    layer: Callable[[], nn.Module], what: str, again: bool
+) -> None:
+    """As the exported program does; replicas have them, and so has a loss."""
+    layers = chain()
+    layers[1] = layer()
+    if again:
+        layers[2] = Made(lambda self, x: checkpoint(self.layer, x, use_reentrant=True), layer=layers[2])
+    graph = captured(layers)
+    refused(planned(graph, [(0,), (1,)]), f"model: {what} in 1 makes gradients of its own, .* or run replicas")
+    assert torch_pipeline(planned(graph, [(0, 1)])).order.plan.replicas == ((0,), (1,))
+    x = torch.empty(32, WIDTH)
+    of_loss = capture_training(chain(), [x], lambda y: Reversal.apply(y).square().mean(), micro_batches=4)
+    assert torch_pipeline(planned(of_loss, [(0,), (1,)])).splits
+
+
+def test_complex_numbers_between_stages_are_refused() -> None:
+    """torch (2.13) passes no gradients of them; a table of complex numbers is made in each stage."""
+    turn = Made(lambda self, x: torch.polar(x, x))
+    back = Made(lambda self, z: z.abs())
+    inner = [Made(lambda self, z: z * self.by, by=nn.Parameter(torch.ones(WIDTH))) for _ in range(2)]
+    refused(planned(captured(nn.Sequential(turn, *inner, back)), [(0,), (1,)]), "makes complex numbers, .* torch.stack")
+
+    def turned(module: Any, x: Tensor) -> Tensor:
+        angles = torch.arange(WIDTH) / WIDTH
+        table = torch.polar(torch.ones(WIDTH), angles)
+        return through([partial(layer, table=table) for layer in module.layers], x)
+
+    def turning(module: Any, x: Tensor, table: Tensor) -> Tensor:
+        return module.layer(torch.view_as_real(x * table).sum(-1))
+
+    layers = [Made(turning, layer=nn.Linear(WIDTH, WIDTH)) for _ in range(4)]
+    model = Made(turned, layers=nn.ModuleList(layers))
+    assert torch_pipeline(planned(captured(model), [(0,), (1,)])).splits
+
+
 def test_a_frozen_weight_may_be_read_by_two_stages() -> None:
     """Each of the two has a copy of it, and the copies stay equal."""
     model = tied()
@@ -106,6 +176,12 @@ def test_outputs_of_an_earlier_stage_are_refused() -> None:
         both, [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
     )
     refused(planned(graph, [(0,), (1,), (2,)]), "layers.1/addmm before it is read by the loss; .* the last stage only")
+    assert torch_pipeline(planned(graph, [(0, 1)])).order.plan.replicas == ((0,), (1,))
+    rebuilt = Made(lambda self, x: (self.layers(x), x), layers=chain())
+    graph = capture_training(
+        rebuilt, [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
+    )
+    refused(planned(graph, [(0,), (1,)]), r"the loss reads the model's input inputs\[0\], .* as a target")
     assert torch_pipeline(planned(graph, [(0, 1)])).order.plan.replicas == ((0,), (1,))
 
 

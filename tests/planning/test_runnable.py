@@ -78,7 +78,7 @@ def test_a_plan_that_divides_a_block_is_planned_anew() -> None:
     divided = make_plan(problem, ((0,), (1,)), (3,))
     evaluator = Evaluator(problem, group_ops(problem))
     evaluator.score_plan(divided, divided.placement(problem))
-    made = as_run("torchtitan", evaluator.result(), evaluator.groups)
+    made = as_run("torchtitan", evaluator.result())
     assert made is not None
     found, run = made
     assert found.plan.borders == (4,)

@@ -19,14 +19,16 @@ from placeto.heuristics.block_costs import block_costs
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.runnable import keeping
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import one_device, replicas_of
 from placeto.planning.ways import leanest, plans_of
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan
+from placeto.problem.step.plan import Plan, Tool
 from placeto.problem.step.recomputation import recomputable
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.chunk_order import order_chunks
@@ -166,7 +168,7 @@ def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
 
 
 def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> None:
-    memory = int(0.7 * needed())
+    memory = int(0.55 * needed())
     step = next(step for step in planned(memory).steps if step.kind == Kind.PIPELINE and step.recomputed)
     path = f"{tmp_path}/plan.json"
     save_plan(step.file(limited(memory)), path)
@@ -176,3 +178,17 @@ def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> Non
     assert graph.hash == placed.graph_hash
     assert placed.plan_on(limited(memory)) == step.plan
     assert placed.devices(graph, limited(memory)).tolist() == step.placed.placement.tolist()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "tool", "sharded"), [("adam", None, 1), ("sgd", None, 0), ("adam", "torchtitan", 0)]
+)
+def test_replicas_of_stages_share_out_what_the_optimizer_keeps(optimizer: str, tool: Tool | None, sharded: int) -> None:
+    """Where torch runs the plan, and the optimizer keeps something."""
+    problem = PlacementProblem(with_optimizer(graph_of(4), optimizer), limited(int(0.8 * needed()), "4xv100"))
+    problems, refused = {problem.setting: problem}, list[str]()
+    ways = ways_that_fit(problems, [], BATCH, tool, keeping(problems, tool, refused))
+    plans = [way.plan for way in ways if any(len(devices) > 1 for devices in way.plan.devices)]
+    assert plans
+    assert {max(plan.sharding, default=0) for plan in plans} == {sharded}
+    assert {"sharded" in plan.shape(problem.cluster) for plan in plans} == {bool(sharded)}

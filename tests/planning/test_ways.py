@@ -15,9 +15,10 @@ from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.plans import all_plans
 from placeto.planning import single_ways, ways
+from placeto.planning.model_plans import plan, with_headroom
 from placeto.planning.numbers import COUNTS
 from placeto.planning.planned_steps import Kind, PlannedStep, Plans
-from placeto.planning.ways import SHOWN, plan, plans_of, with_headroom
+from placeto.planning.ways import SHOWN, plans_of
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

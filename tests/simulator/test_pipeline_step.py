@@ -56,6 +56,18 @@ def test_of_orders_that_take_equally_long_the_one_with_the_least_memory_is_taken
 
 
 @pytest.mark.parametrize("devices", [[(0, 1), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)], [(0, 1, 2, 3)]])
+def test_replicas_that_share_out_the_state_of_adam_keep_less_and_take_as_long(devices: list[tuple[int, ...]]) -> None:
+    schedule = planned(GRAPH, devices)
+    assert schedule.plan is not None
+    alike = replace(schedule, plan=schedule.plan.sharing_out())
+    all_of_it, part = (torch_pipeline(each).step for each in (schedule, alike))
+    assert part.makespan_us == all_of_it.makespan_us
+    count, layers = len(devices[0]), 8 // len({row[0] for row in devices})
+    saved = 2 * layers * LAYER * (count - 1) // count  # of the two numbers that Adam keeps of each weight
+    assert (all_of_it.peak_memory - part.peak_memory).tolist() == 4 * [saved]
+
+
+@pytest.mark.parametrize("devices", [[(0, 1), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)], [(0, 1, 2, 3)]])
 def test_replicas_keep_their_stages_and_send_gradients_alone(devices: list[tuple[int, ...]]) -> None:
     step = torch_pipeline(planned(GRAPH, devices)).step
     graph, count, each = step.problem.graph, len(devices[0]), 8 // len({row[0] for row in devices})

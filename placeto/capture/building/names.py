@@ -37,8 +37,9 @@ def with_names(
     inputs: Inputs,
     parameters: Sequence[str],
     buffers: Sequence[str],
+    own_gradients: tuple[str, ...],
 ) -> Step:
-    """The step with `module_tensors`, `module_inputs`, `called_in`, `unrepeatable` and `shared_with` of its ops.
+    """The step with the fields of its ops from `module_tensors` to `own_gradients`.
 
     Args:
         step: the step of `traced`.
@@ -49,6 +50,7 @@ def with_names(
         inputs: its arguments.
         parameters: paths of the parameters.
         buffers: paths of the buffers.
+        own_gradients: what makes gradients of its own.
     """
     also, first, graph = _other_names(module), len(parameters), step.micro_batch
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -92,6 +94,7 @@ def with_names(
         called_in=tuple(label.callers if label.part == "forward" else () for label in labels),
         unrepeatable=_unrepeatable(calls, traced.meta["unrepeatable"] | depending_on_calls(traced, held), labels),
         shared_with=_shared_with(graph, traced, module, parameters, buffers),
+        own_gradients=(own_gradients, *[()] * (graph.num_ops - 1)),
     )
     return replace(step, micro_batch=graph, unread=unread)
 

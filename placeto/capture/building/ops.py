@@ -72,7 +72,7 @@ def step_of(
         GraphError: no op is left.
     """
     written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
-    left_out = _left_out(traced, written.values(), mode)
+    left_out = _left_out(traced, written.values())
     builder = OpBuilder(tf32, written_attention(traced))
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
@@ -118,10 +118,8 @@ def step_of(
     return step, tuple(map(tuple, builder.nodes))
 
 
-def _left_out(traced: GraphModule, written: Iterable[Node], mode: str) -> set[Node]:
+def _left_out(traced: GraphModule, written: Iterable[Node]) -> set[Node]:
     """Return the nodes that are no ops: copies into buffers at the end, and what only counters read.
-
-    An inference is traced with autograd, which copies what an op in place changes. PyTorch makes no such copies in it.
 
     Counters are buffers of one number. Views cost nothing, so that those that nobody reads are left out. What else
     nobody reads, such as the output of a second head, is computed and held by PyTorch, so that it is an op.
@@ -130,15 +128,8 @@ def _left_out(traced: GraphModule, written: Iterable[Node], mode: str) -> set[No
     read = reached([*traced.graph.find_nodes(op="output"), *written], nodes_read)
     counted = reached([copy.all_input_nodes[-1] for copy in copies], nodes_read)
     ends = [node for node in traced.graph.nodes if not node.users and node.op == "call_function"]
-    if mode == "inference":
-        copies += [node for node in ends if node.target is aten.clone.default and _is_saved(node)]
     unread = reached([node for node in ends if node not in copies and not is_view(node.target)], nodes_read)
     return {*copies, *counted, *(node for node in ends if is_view(node.target))} - {*read, *unread}
-
-
-def _is_saved(clone: Node) -> bool:
-    """Whether a copy that nobody reads is one that autograd makes of what the next op changes in place."""
-    return clone.next.op == "call_function" and is_in_place(clone.next) and clone.next.args[0] is clone.args[0]
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
@@ -146,20 +137,17 @@ def _outputs(traced: GraphModule) -> Sequence[Any]:
 
 
 def _held(
-    builder: OpBuilder, latest: dict[Node, int], outputs: Sequence[Any], training: bool
+    builder: OpBuilder, latest: dict[Any, int], outputs: Sequence[Any], training: bool
 ) -> dict[tuple[int, int], int]:
     """Tensor, as op and output -> the last op that ran before it was freed; for tensors that aren't resident.
 
-    If it never is, the number of ops stands in place of an op. An inference keeps what it returns: autograd, with which
-    it is traced, would keep more. The loss takes a few bytes, so that only the rest of its storage is held.
+    If it never is, the number of ops stands in place of an op. The loss takes a few bytes, so that only the rest of its
+    storage is held.
     """
     last_ops: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
         last_node = node.meta.get(HELD)
-        if last_node == KEPT:
-            last_op = len(builder.records) if training or node in outputs else None
-        else:
-            last_op = latest.get(last_node) if last_node is not None else None
+        last_op = len(builder.records) if last_node == KEPT else latest.get(last_node)
         value = value.used if isinstance(value, FilledValue) else value
         if last_op is not None and isinstance(value, MadeBy) and not builder.is_resident(value):
             key = value.op, value.output
@@ -199,7 +187,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
             return _show(builder, node, base)
         base = _tensor(builder, sources[0])
         op = builder.add(node, label, kind, name, [base], [tensor_bytes(o) for o in outputs])
-        builder.records[op]["signature"] = signature(node)
+        builder.records[op] |= {"signature": signature(node), "complex": any(map(torch.is_complex, outputs))}
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
@@ -225,7 +213,8 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     if draws:
         builder.random.add(op)
     in_place = is_in_place(node) and isinstance(builder.values.get(sources[0]), MadeBy)
-    builder.records[op] |= {**builder.cost(node), "in_place": in_place}
+    is_complex = any(map(torch.is_complex, tensors))
+    builder.records[op] |= {**builder.cost(node), "in_place": in_place, "complex": is_complex}
     _settle(builder, op, sources)
     numbers = iter(range(len(used)))
     made_or_none = [None if o is None else MadeBy(op, next(numbers)) for o in used]

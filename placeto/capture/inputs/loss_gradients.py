@@ -29,10 +29,16 @@ def gradients_of(loss: Tensor, tensors: Sequence[Tensor], name: str) -> tuple[Te
         name: the name of the graph, for messages.
 
     Raises:
-        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument.
+        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on none of
+            the wanted tensors.
     """
     _check_reached(loss, tensors, name)
-    return torch.autograd.grad(loss.reshape(()), tensors, allow_unused=True)
+    gradients = torch.autograd.grad(loss.reshape(()), tensors, allow_unused=True) if loss.requires_grad else ()
+    if all(gradient is None for gradient in gradients):
+        raise CaptureError(
+            f"{name}: the loss doesn't depend on any trainable parameter: give one that does, or capture the inference"
+        )
+    return gradients
 
 
 def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str) -> None:

@@ -157,9 +157,9 @@ def hold(
 
     A schedule may run ops in another order than eager execution did. So a tensor is held until the last op that ran
     before it was freed and that depends on the op of its last use, or that the same node of autograd runs: a node keeps
-    all that it saved until its last op has run. A tensor that is never freed is held until the last op. In a training
-    step, one that was last used in the forward pass, for no gradient, is held until the last op before it was freed: on
-    a second head that nobody reads, no later op depends.
+    all that it saved until its last op has run. A tensor that is never freed is held until the last op. One that was
+    last used for no gradient, as all are in an inference, is held until the last op before it was freed: on a second
+    head that nobody reads, no later op depends, nor does the other direction of a recurrent layer on the first one.
 
     Args:
         records: the records of the ops, in the order of the trace. The op of a held tensor gets a field "held", with
@@ -174,7 +174,6 @@ def hold(
         if for_gradients[op]:
             for source, _ in sources[op]:
                 for_gradients[source] = True
-    in_training = any(for_gradients)
     used: dict[tuple[int, int], int] = {}  # tensor -> op of its last use, that of views included
     for op in reversed(range(len(records))):
         last = op
@@ -201,7 +200,7 @@ def hold(
             follows.append(bits)
         for number, ((op, output), use, last) in enumerate(some):
             node = run_by[use]
-            whatever = last == len(records) or (in_training and not for_gradients[use])
+            whatever = last == len(records) or not for_gradients[use]
             end = next(
                 later
                 for later in range(min(last, len(records) - 1), use - 1, -1)

@@ -16,7 +16,7 @@ from placeto.capture.tracing.dependencies import behind
 from placeto.capture.tracing.draws import Draws
 from placeto.capture.tracing.lifetimes import Lifetimes
 from placeto.capture.tracing.sharing import Makers, Sharing, handed_over
-from placeto.problem.graph.module_paths import inside, unit_of
+from placeto.problem.graph.module_paths import LOSS, inside, unit_of
 from placeto.problem.step.micro_batches import NO_CALL
 
 
@@ -60,6 +60,7 @@ class Labels:
         self.sharing = Sharing(Lifetimes())
         self.handing_over = False  # whether modules get copies of lists and mappings, as from tools that move arguments
         self.calls: Counter[str] = Counter()  # path of a module -> how often it was called in the last trace
+        self.own_gradients: dict[str, None] = {}  # of the last trace, what makes gradients of its own, with the module
 
     def next(self, inputs: Sequence[Label]) -> Label:
         """The label of an op that runs now; `inputs` are the labels of the nodes whose values it reads."""
@@ -86,6 +87,11 @@ class Labels:
         """Give the ops that run from now on the label of this node."""
         self.source = source
 
+    def note_own_gradients(self, name: str) -> None:
+        """Note that what has this name is used, and makes gradients of its own; the loss may."""
+        if not self._place.backward and not inside(path := self._place.module or "", LOSS):
+            self.own_gradients[f"{name} in {path or 'the model itself'}"] = None
+
     def within(self, module: str, call: int) -> AbstractContextManager[None]:
         """A context in which ops belong to a call of a module."""
         return self._at(module=module, call=call)
@@ -102,7 +108,8 @@ class Labels:
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
         """A context in which ops get the path of the submodule that runs them, and the number of its call."""
-        calls = self.calls = Counter()
+        calls, self.own_gradients = Counter[str](), {}
+        self.calls = calls
         names: dict[nn.Module, list[str]] = defaultdict(list)
         for path, submodule in module.named_modules(remove_duplicate=False):
             names[submodule].append(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -110,6 +110,12 @@ def note_unmeasured(problem: PlacementProblem) -> None:
     if problem.unmeasured:
         boards = ", ".join(problem.unmeasured)
         note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")
+
+
+def say_left_out(left_out: Mapping[int, str]) -> None:
+    """Print numbers of micro-batches that a step can't be split into, if there are some, and why not into the first."""
+    if left_out:
+        say(f"not tried in {', '.join(map(str, left_out))} micro-batches: {next(iter(left_out.values()))}")
 
 
 def say(text: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placeto.cli.shared.factory import UserStep
+    from placeto.planning.numbers import GraphOf
     from placeto.plumbing.progress import ProgressBar
-    from placeto.problem.cluster import Cluster
-    from placeto.problem.costs import CostModel
-    from placeto.problem.problem import PlacementProblem
+    from placeto.problem.graph import ComputationGraph
 
 _MODEL_HELP = f"{FACTORY_HELP}, or the config.json of a language model of transformers"
 DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
@@ -78,31 +77,23 @@ class ModelOptions(TrainingOptions):
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
         return user_step(self.model, self)
 
-    def captured(
-        self, step: UserStep, cluster: Cluster, costs: CostModel, bar: ProgressBar
-    ) -> Callable[..., PlacementProblem]:
-        """Return what captures the step in a number of micro-batches, while `bar` says so.
-
-        It takes the number, and may take a number of samples and the width of tensor-parallel groups.
-        """
+    def captured(self, step: UserStep, bar: ProgressBar) -> GraphOf:
+        """Return what captures the step in a number of micro-batches, once, while `bar` says so."""
         from placeto.errors import CaptureError
-        from placeto.problem.costs.group_costs import in_groups
-        from placeto.problem.problem import PlacementProblem
 
-        def problem_of(count: int, samples: int = step.batch, width: int = 1) -> PlacementProblem:
+        @cache
+        def graph_of(count: int, samples: int, width: int) -> ComputationGraph:
             fewer = "" if samples == step.batch else f" of a batch of {samples}"
             fewer += f", groups of {width}" if width > 1 else ""
             bar.update(min(bar.completed + 1, bar.total), f"{count} micro-batch{'es' if count > 1 else ''}{fewer}")
-            groups = in_groups(cluster, costs, width)
             try:
-                graph = step.with_samples(samples).capture(self, count, width=width)
+                return step.with_samples(samples).capture(self, count, width=width)
             except CaptureError as error:
                 if count == self.micro_batches and (samples, width) == (step.batch, 1):
                     raise UsageError(f"--micro-batches {count}: {error}") from None
                 raise
-            return PlacementProblem(graph, *groups)
 
-        return problem_of
+        return graph_of
 
 
 Model = Annotated[ModelOptions, arg(name="")]

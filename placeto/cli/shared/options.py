@@ -28,7 +28,7 @@ OUTPUTS = ("out", "plot", "curve", "trace", "report", "cluster_out")
 CLUSTER_HELP = "a name from `placeto list clusters`, or a cluster file"
 FACTORY_HELP = "file.py:function or package.module:function that returns (module, inputs[, loss[, targets]])"
 ANY_GRAPH_HELP = f"{GRAPH_HELP}, or a model to capture: {FACTORY_HELP}"
-CHOOSING = ("place", "plan", "fits")  # the commands that take --micro-batches auto
+CHOOSING = ("place", "plan", "fits", "compare")  # the commands that take --micro-batches auto
 CHOOSING_HELP = " and ".join((", ".join(f"`placeto {name}`" for name in CHOOSING[:-1]), f"`placeto {CHOOSING[-1]}`"))
 _LEAST = 1_000_000  # bytes that a size without a unit must have
 

@@ -47,6 +47,8 @@ def megatron(split: WholeLayers, batch: int | None = None) -> str:
     words.append(f"--global-batch-size {samples * split.plan.num_micro_batches}")
     if split.plan.width > 1:
         words.append(f"--tensor-model-parallel-size {split.plan.width}")
+    if len(split.plan.replicas) > 1:
+        words.append("--use-distributed-optimizer")  # in the simulation, one of the replicas has the state of a weight
     if most := max(split.recomputed):
         words.append(f"--recompute-granularity full --recompute-method block --recompute-num-layers {most}")
     ranks = ranks_by_stage(split)

@@ -35,9 +35,19 @@ _SHAPES |= {aten.type_as: 1, aten.expand_as: 1, aten.view_as: 1, aten.reshape_as
 _REGIONS = wrap_with_set_grad_enabled, wrap_with_autocast
 
 
-def taken_by(cut: Any) -> list[bool]:
-    """Return for each input whether the first stage takes it: torch leaves out inputs that no op reads."""
-    return [bool(node.users) for node in cut.split_gm.graph.nodes if node.op == "placeholder"]
+def taken_by(cut: Any) -> list[int]:
+    """Return which inputs the first stage takes, in its order: torch goes by the first op that reads each of them."""
+    inputs = cut.split_gm.graph.find_nodes(op="placeholder")
+    first, *_ = cut.split_gm.graph.find_nodes(op="call_module")
+    return [inputs.index(node) for node in first.args]
+
+
+def made_by(cut: Any) -> list[int]:
+    """Return which output of the last stage each tensor is that the model returns; some may be the same."""
+    *_, last = cut.split_gm.graph.find_nodes(op="call_module")
+    (output,) = cut.split_gm.graph.find_nodes(op="output")
+    places = {last: 0} | {node: node.args[1] for node in last.users if node.target is getitem}
+    return [places[node] for node in tree_flatten(output.args[0])[0]]
 
 
 def without_regions(traced: Any, gradients: bool = True) -> Any:
@@ -110,6 +120,28 @@ def _detached(graph: Graph, region: Node, tensor: Node) -> Node:
     found.meta = {key: region.meta[key] for key in ("nn_module_stack",) if key in region.meta}
     found.meta |= {key: tensor.meta[key] for key in ("val",) if key in tensor.meta}
     return found
+
+
+def with_outputs_of_last(traced: GraphModule) -> GraphModule:
+    """Let the last stage make all that the model returns.
+
+    What earlier stages make is empty in its place: torch would want gradients of it, and the loss doesn't read it, or
+    `placeto export` refuses the stages. Of weights and buffers, and of inputs if there is one stage, there is a copy.
+    """
+    *nodes, output = traced.graph.nodes
+    last = max((place for place, node in enumerate(nodes) if node.target is aten_pipe_split_alias), default=0)
+    for place, node in enumerate(nodes):
+        if output in node.users and (place < last or node.op != "call_function"):
+            stack = dict([*nodes[-1].meta["nn_module_stack"].items()][:1])  # that of the model itself
+            with traced.graph.inserting_before(output):
+                if node.op == "get_attr" or not last:
+                    made = traced.graph.call_function(aten.clone.default, (node,))
+                    made.meta = {**node.meta, "nn_module_stack": stack}
+                else:
+                    made = _empty(traced.graph, node, stack)
+                    made.args, made.meta["val"] = ([0], [1]), made.meta["val"].new_empty(0)
+            output.replace_input_with(node, made)
+    return traced
 
 
 def with_own_tables(traced: GraphModule) -> GraphModule:
@@ -279,7 +311,7 @@ def prepared(traced: GraphModule) -> GraphModule:
                 f"error: {path}: torch can't trace {what} within the forward pass of a model that is cut into stages: "
                 "compute without it, or outside of the model"
             )
-    return with_own_tables(traced)
+    return with_own_tables(with_outputs_of_last(traced))
 
 
 def check_neighbours(cut: Any) -> None:

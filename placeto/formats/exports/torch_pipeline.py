@@ -148,6 +148,7 @@ def save_torch_pipeline(
         "micro_batches": plan.num_micro_batches,
         "split_points": [list(split) for split in made.splits],
         "recomputed": list(plan.recomputed),
+        "optimizer_sharded": [stage for stage, sharding in enumerate(plan.sharding) if sharding],
         "module_fqns_per_model_part": [list(modules) for modules in made.modules],
         "devices": [names[device] for device in used],
         "replicas": replicas,

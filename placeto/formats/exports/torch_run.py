@@ -23,7 +23,6 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.formats.exports.torch_cut import compiled, recomputing, stages_of, taken_by
+from placeto.formats.exports.torch_cut import compiled, made_by, recomputing, stages_of, taken_by
 
 HERE = Path(__file__).parent
 
@@ -226,7 +225,7 @@ def main() -> None:
     whole = copy.deepcopy(module).to(device) if given.check else None
     model = OfTensors(module, inputs)
     cut = stages_of(model, tensors_of(part(inputs, torch.arange(size), length)), plan)
-    taken = taken_by(cut)
+    taken, given_back = taken_by(cut), made_by(cut)
 
     # Groups: the ranks of a replica, in the order of the rows of its schedule, and those of a stage, of all replicas.
     of_replica = [dist.new_group(replica["ranks"]) for replica in plan["replicas"]]
@@ -242,14 +241,15 @@ def main() -> None:
 
     def loss_of(output: Any, rows: Tensor) -> Tensor:
         """Return the loss of a micro-batch; torch passes the numbers of its rows in place of targets."""
-        return loss(returned.whole(output), *part(now["targets"], rows, length))
+        tensors = [output] if isinstance(output, Tensor) else output
+        return loss(returned.whole([tensors[place] for place in given_back]), *part(now["targets"], rows, length))
 
-    batched = [leaf.dim() > 0 and len(leaf) == length for leaf in compress(tensors_of(inputs), taken)]
+    sizes = [tuple(tensors_of(inputs)[place].shape[:1]) for place in taken]
     schedule = _PipelineScheduleRuntime(
         stages,
         len(mine["micro_batches"]),
         loss_fn=loss_of,
-        args_chunk_spec=tuple(TensorChunkSpec(0) if split else _Replicate() for split in batched),
+        args_chunk_spec=tuple(TensorChunkSpec(0) if size == (length,) else _Replicate() for size in sizes),
         scale_grads=False,
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
@@ -262,18 +262,20 @@ def main() -> None:
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
-    optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr) if trained else None
-    beside = getattr(torch.optim, given.optimizer)(whole.parameters(), lr=given.lr) if whole else None
+    kind = getattr(torch.optim, given.optimizer)
+    optimizers = optimizers_of(stages, kind, given.lr, {stage: of_stage[stage] for stage in plan["optimizer_sharded"]})
+    beside = kind(whole.parameters(), lr=given.lr) if whole else None
     rows = torch.cat([torch.arange(of * size, (of + 1) * size) for of in mine["micro_batches"]])
 
     for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
         start = time.perf_counter()
         now["targets"] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tuple(wanted))
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.zero_grad()
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
-        args = [leaf.to(device) for leaf in compress(tensors_of(part(batch, rows, length)), taken)] if first else []
+        own = tensors_of(part(batch, rows, length))
+        args = [own[place].to(device) for place in taken] if first else []
         schedule.step(*args, target=rows if last else None, losses=losses, return_outputs=False)
         sums = [
             dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True)
@@ -299,10 +301,27 @@ def main() -> None:
             beside.step()
         if last and rank == plan["replicas"][0]["stages"][-1]:
             print(text, flush=True)
-        if optimizer is not None:
+        for optimizer in optimizers:
             optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def optimizers_of(stages: list[Any], kind: Any, lr: float, groups: Mapping[int, Any]) -> list[Any]:
+    """Return an optimizer for each stage with trained weights.
+
+    The ranks of a stage's group, if it has one in `groups`, share out the state of its optimizer.
+    """
+    optimizers = list[Any]()
+    for stage in stages:
+        trained = [parameter for parameter in stage.submod.parameters() if parameter.requires_grad]
+        if trained and (group := groups.get(stage.stage_index)) is not None:
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # which loads much else
+
+            optimizers.append(ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=group, lr=lr))
+        elif trained:
+            optimizers.append(kind(trained, lr=lr))
+    return optimizers
 
 
 def compare(

@@ -65,6 +65,10 @@ class GraphArrays:
     # (N,) paths of the modules, "" for the model itself, whose tensors the module of the op changes in place, or reads
     # without getting them as arguments; one op of such a module has them; no part of the hash
     shared_with: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) what makes gradients of its own in the forward pass, with its module; one op has all; no part of the hash
+    own_gradients: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) bool, whether an output of an op has complex numbers; None = none has; no part of the hash
+    complex: np.ndarray = None  # type: ignore[assignment]
     # (N,) for the ops that add up the gradient of a parameter over micro-batches, and for the op of type "gradient" at
     # their end, the name of the parameter, "" for all others; no part of the hash, as it follows from the edges
     gradient_of: tuple[str, ...] = None  # type: ignore[assignment]

@@ -134,6 +134,16 @@ COLUMNS = {
         "others see the change. One op of such a module has them. For exports; not part of the hash",
         (),
     ),
+    "own_gradients": Column(
+        "own_gradients",
+        _Names,
+        "what makes gradients of its own in the forward pass: functions of `torch.autograd`, and hooks, each with the "
+        "path of its module, as `Reversal in head`. One op has all of them. For exports; not part of the hash",
+        (),
+    ),
+    "complex": Column(
+        "complex", Flag, "whether its outputs are complex numbers. For exports; not part of the hash", False, np.bool_
+    ),
     "gradient_of": Column(
         "gradient_of",
         Text,

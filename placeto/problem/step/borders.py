@@ -199,9 +199,12 @@ class _Facts:
         src, dst = graph.edge_src, graph.edge_dst
         between = self.forward[src] & self.forward[dst]
         self.edges = np.flatnonzero(between)
+        self.of_complex = between & graph.complex[src] & ~tables(graph)[src]  # (E,) bool
         outputs = [int(src[e]) for e in self.edges if graph.modules[dst[e]] == LOSS and self.place[src[e]] < end]
         self.output = min(outputs, key=lambda op: int(self.place[op]), default=_NOWHERE)
         self.input = max((op for op in program.tolist() if inputs_read(graph, op)), default=_NOWHERE)
+        of_loss = np.flatnonzero(self.forward & (self.place == end)).tolist()
+        self.input_of_loss = next((name for op in of_loss for name in inputs_read(graph, op)), "")
         self.parameters = self._readers()
 
     def _readers(self) -> list[tuple[int, int, int]]:
@@ -231,12 +234,26 @@ class _Facts:
                     why=f"{graph.op_names[parameter]} is read before it by {readers[0]} and behind it by {readers[1]}; "
                     "torch would train two copies of it: untie it, or use fewer stages",
                 )
+        crossing = (place[graph.edge_src] < cut.place) & (place[graph.edge_dst] >= cut.place) & self.of_complex
+        if crossing.any():
+            maker = graph.op_names[graph.edge_src[crossing.argmax()]]
+            return replace(
+                cut,
+                why=f"{maker} before it makes complex numbers, of which torch passes no gradients between stages: pass "
+                "on torch.stack((z.real, z.imag), -1)",
+            )
         if self.input != _NOWHERE and place[self.input] >= cut.place:
             return replace(
                 cut,
                 why=f"behind it {graph.op_names[self.input]} reads the model's input "
                 f"{inputs_read(graph, self.input)[0]}; torch gives inputs to the first stage only: pass it on through "
                 "the modules before, or use fewer stages",
+            )
+        if self.input_of_loss:
+            return replace(
+                cut,
+                why=f"the loss reads the model's input {self.input_of_loss}, which the model returns; torch gives it "
+                "to the first stage only: give it to the loss as a target, or use fewer stages",
             )
         if self.output != _NOWHERE and place[self.output] < cut.place:
             return replace(

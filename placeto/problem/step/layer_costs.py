@@ -41,6 +41,7 @@ class LayerCosts:
     made: dict[tuple[Part, frozenset[Part]], int]  # (K,) bytes that a part makes, by the other parts that read them:
     # layers that read what is shared do so in their forward pass
     resident: np.ndarray  # (L,) bytes of parameters, gradients and optimizer state, of the whole step
+    state: np.ndarray  # (L,) those of the optimizer state alone
 
     @property
     def us(self) -> np.ndarray:
@@ -90,8 +91,11 @@ def layer_costs(problem: PlacementProblem, whole: bool, saving: bool = False) ->
             by = {Part(FORWARD, part.layer) for part in by}
         if others := frozenset(by - {maker}):
             made[maker, others] += int(graph.output_bytes[tensor])
-    resident = np.bincount(layer, weights=problem.resident_bytes, minlength=totals.shape[2]).astype(np.int64)
-    return LayerCosts(totals[0], totals[1], dict(made), resident)
+    resident, state = (
+        np.bincount(layer, weights=each, minlength=totals.shape[2]).astype(np.int64)
+        for each in (problem.resident_bytes, graph.state_bytes - graph.trained_bytes)
+    )
+    return LayerCosts(totals[0], totals[1], dict(made), resident, state)
 
 
 def waited_for(graph: ComputationGraph, number: np.ndarray, backward: np.ndarray) -> np.ndarray:

@@ -86,6 +86,8 @@ class Plan:
                 raise PlanError(f"the replicas of stage {stage} must take each of the {count} micro-batches once")
         if self.sharding and (len(self.sharding) != stages or set(self.sharding) - set(SHARDED)):
             raise PlanError(f"sharding needs one of 0, 1, 2, 3 for each of {stages} stages, not {self.sharding}")
+        if stages > 1 and max(self.sharding, default=0) > 1:
+            raise PlanError(f"the stages of a pipeline have sharding 0 or 1, not {self.sharding}")
         if len(set(self.recomputed)) < len(self.recomputed):
             raise PlanError(f"a plan recomputes each module once, not as in {', '.join(self.recomputed)}")
         if self.width < 1:
@@ -188,6 +190,11 @@ class Plan:
         blocks = self.layers(problem).blocks
         return self.recut(blocks.rounded(self.borders)) if blocks.modules else self
 
+    def sharing_out(self) -> Plan:
+        """The plan in which the replicas of each stage share out the optimizer's state (stage 1 of ZeRO)."""
+        sharding = tuple(int(len(devices) > 1) for devices in self.devices)
+        return replace(self, sharding=sharding if any(sharding) else ())
+
     def step(self, problem: PlacementProblem) -> PlacementProblem:
         """The problem of the step with the modules that the plan recomputes.
 
@@ -220,6 +227,12 @@ class Plan:
         name, by = TOOLS[tool], f"plan with --runnable-by {tool}"
         if self.width > 1 and tool == "torch":
             return self.no_groups("the exported program of torch")
+        own = [name for names in problem.graph.own_gradients for name in names]
+        if own and tool == "torch" and len(self.devices) > 1:
+            return (
+                f"{own[0]} makes gradients of its own, and torch would train the stages without them: write it in ops "
+                "of torch, such as x + (f(x) - x).detach() for f(x) with the gradient of x, or run replicas, not stages"
+            )
         if not self.even:
             return (
                 f"its replicas differ in number or in their micro-batches, and {name} needs equally many of each "
@@ -238,6 +251,8 @@ class Plan:
                     f"pipeline divide, not {each}: choose another number of --micro-batches"
                 )
             return ""
+        if tool == "torchtitan" and any(self.sharding) and len(self.devices) > 1:
+            return f"its replicas share out the state of the optimizer, and {name} doesn't without the weights: {by}"
         if tool == "torchtitan" and not (self.in_turns or self.goes_back):
             return f"its stages don't go over the devices {again}, or once back, as those of {name} do: {by}"
         return self.layers(problem).borders.refusal(self.borders) or self._cut_block(problem)
@@ -301,16 +316,16 @@ class Plan:
             return f"{sizes[0]} replicas{some if len({device.kind for device in cluster.devices}) > 1 else ''}"
         equal = len(set(sizes)) == 1
         shape = f"{len(sizes)} stages x {sizes[0]}" if equal else f"stages of {', '.join(map(str, sizes))}"
-        if not self.interleaved:
-            return shape + some
-        turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
-        again = len(turns) > 1 and turns[1] == len(sizes) // len(turns)
-        return f"{shape}, {'again' if again else 'and back'}{some}"
+        if self.interleaved:
+            turns = [stage for stage, devices in enumerate(self.devices) if devices == self.devices[0]]
+            again = len(turns) > 1 and turns[1] == len(sizes) // len(turns)
+            shape += ", again" if again else ", and back"
+        return shape + some + (", optimizer sharded" if any(self.sharding) else "")
 
     def line(self, cluster: Cluster) -> str:
         """Return the plan in one line, such as "2 stages x 4, 16 micro-batches, 5 blocks recomputed"."""
         parts = [self.shape(cluster), f"{self.num_micro_batches} micro-batches"]
-        if self.sharding:
+        if self.sharding and len(self.devices) == 1:
             parts.append(f"ZeRO {' and '.join(map(str, sorted({*self.sharding})))}")
         if self.recomputed:
             parts.append(f"{len(self.recomputed)} blocks recomputed")

@@ -34,8 +34,8 @@ class StageRecord(Record, total=False):
     first_layer: Required[Index]  # number of its first layer; the first stage has 0
     replicas: Required[list[ReplicaRecord]]  # its replicas
     sharding: Annotated[int, Field(strict=True, ge=0, le=max(SHARDED))]
-    """What its replicas share out, as in ZeRO: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights.
-    Default: 0"""
+    """What its replicas share out, as in ZeRO: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights. In
+    a plan of several stages, it is 0 or 1. Default: 0"""
 
 
 class PlanRecord(Record, total=False):

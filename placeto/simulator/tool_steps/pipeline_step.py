@@ -2,11 +2,11 @@
 
 A rank has a buffer for each tensor that it receives from another stage, of each micro-batch, for the whole step. A
 tensor that arrives before its chunk begins counts twice until then. Of a backward pass in two chunks, the first frees
-nothing that the forward pass has kept. After its last chunk a rank adds up the gradients
-of its stages with the other replicas, by all-reduce in a ring in the order of the cluster, and divides them by the
-number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. Each device keeps to
-the list of its chunks. A stage that reads tables of a stage before it, which depend on no input and no weight, computes
-them itself at the beginning of each forward pass.
+nothing that the forward pass has kept. After its last chunk a rank adds up the gradients of its stages with the other
+replicas, by all-reduce in a ring in the order of the cluster, and divides them by the number of micro-batches. No
+parameter is sent. Each replica keeps the state of the optimizer, or a part of it if the plan shards it (ZeRO 1). Each
+device keeps to the list of its chunks. A stage that reads tables of a stage before it, which depend on no input and no
+weight, computes them itself at the beginning of each forward pass.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
@@ -62,10 +62,11 @@ def in_whole_chunks(result: PlacementResult, ordered: bool = False) -> tuple[Pla
         PlanError: torch can't run the placement.
     """
     orders = _orders(result.schedule(), ordered=ordered)
-    chunks = sorted(orders, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
-    steps = (_placed(result, made) for made in chunks)
-    best = next(steps)
-    return best if best[1].fits else next((step for step in steps if step[1].fits), best)
+    first, *others = sorted(orders, key=lambda made: (not made.schedule.fits, _us(made), _fullest(made)))
+    if (best := _placed(result, first))[1].fits:
+        return best
+    fitting = (_placed(result, made) for made in others if made.schedule.fits)  # torch needs no less than its chunks
+    return next((step for step in fitting if step[1].fits), best)
 
 
 def _placed(result: PlacementResult, chunks: ChunkOrder) -> tuple[PlacementResult, PlacementResult]:
@@ -116,7 +117,8 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
     schedule, stage, devices, kinds = order.schedule, order.stage, order.plan.replicas, order.kinds
     problem, graph, names = schedule.problem, schedule.problem.graph, schedule.problem.cluster.device_names
     step, stage_tables = StepGraph(problem, schedule.placement), _own_tables(graph, stage)
-    step.copy(_readers(step, {(op, order.plan.device_of(*key)) for key, ops in stage_tables.items() for op in ops}), {})
+    readers = _readers(step, {(op, order.plan.device_of(*key)) for key, ops in stage_tables.items() for op in ops})
+    step.copy(readers, {}, any(order.plan.sharding))
     gradients = dict[int, _Gradients]()
     for tensor in dict(contributions(graph)).values():  # one for each parameter
         before = gradients.get(number := int(stage[graph.producer[tensor]]), _Gradients())

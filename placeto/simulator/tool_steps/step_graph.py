@@ -132,21 +132,26 @@ class StepGraph:
         self._signals |= set(numbers[:-1].tolist())
         self._turns.append(np.stack([numbers[1:], numbers[:-1], outputs]))
 
-    def copy(self, devices: Mapping[int, Sequence[int]], waits: Mapping[tuple[int, int], Output]) -> None:
+    def copy(
+        self, devices: Mapping[int, Sequence[int]], waits: Mapping[tuple[int, int], Output], shared_out: bool = False
+    ) -> None:
         """Put ops of no micro-batch on devices, and let the ops that are kept there read these copies.
 
         Args:
             devices: op of the captured step -> its devices.
             waits: op and device -> what the copy there also waits for.
+            shared_out: whether the devices share out the optimizer's state of a parameter; else, each has all of it.
         """
         graph, names, copies = self.captured, self.problem.cluster.device_names, self.copies
+        trained, state = graph.trained_bytes, graph.state_bytes - graph.trained_bytes  # gradients, and what is beside
         for op in graph.topological_order.tolist():
             edges = range(graph.input_ptr[op], graph.input_ptr[op + 1])
             for device in devices.get(op, ()):
                 name = f"{graph.op_names[op]} on {names[device]}" if len(devices[op]) > 1 else graph.op_names[op]
                 inputs = [(copies[int(graph.edge_src[edge]), device], int(graph.edge_output[edge])) for edge in edges]
                 inputs += [waits[op, device]] if (op, device) in waits else []
-                copies[op, device], _ = self.add(name, device, {"inputs": inputs}, like=op)
+                part = {"state_bytes": int(trained[op] + state[op] // len(devices[op]))} if shared_out else {}
+                copies[op, device], _ = self.add(name, device, {"inputs": inputs} | part, like=op)
         for edge in np.flatnonzero(self.shared[graph.edge_src] & self.kept[graph.edge_dst]).tolist():
             copied = copies[int(graph.edge_src[edge]), int(self.device[graph.edge_dst[edge]])]
             self.redirect(edge, (copied, int(graph.edge_output[edge])))

@@ -35,6 +35,7 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         ({"micro_batches": (((0, 1), (2, 2)), ((0, 2), (1, 3)))}, "replicas of stage 0 must take each of the 4"),
         ({"sharding": (1,)}, "one of 0, 1, 2, 3 for each of 2 stages"),
         ({"sharding": (0, 4)}, "one of 0, 1, 2, 3 for each of 2 stages"),
+        ({"sharding": (0, 2)}, "the stages of a pipeline have sharding 0 or 1"),
         ({"chunks": (((0, "F", 1),), (), (), ())}, "device 0 can't run chunk 0F1"),
         ({"chunks": (((0, "X", 0),), (), (), ())}, "device 0 can't run chunk 0X0"),
         ({"chunks": (((0, "F", 0), (0, "F", 0)), (), (), ())}, "chunk 0F0 of the plan, or not again"),
@@ -83,7 +84,8 @@ def test_stages_may_be_joined_or_left_out() -> None:
 def test_every_plan_is_read_as_it_was_written() -> None:
     cluster = PROBLEM.cluster
     for number, each in enumerate(all_plans(PROBLEM)):
-        sharded = replace(each, sharding=(number % 4,) * len(each.devices)) if number % 4 else each
+        most = 4 if len(each.devices) == 1 else 2
+        sharded = replace(each, sharding=(number % most,) * len(each.devices)) if number % most else each
         cells = [(device, stage, m) for (stage, m), device in np.ndenumerate(each.device)]
         chunks = tuple(tuple((stage, "F", m) for at, stage, m in cells if at == device) for device in range(4))
         for written in (sharded, replace(sharded, chunks=chunks), replace(sharded, width=2)):
@@ -128,5 +130,5 @@ def test_a_plan_says_itself_in_a_line() -> None:
     plan = Plan(((0, 1, 2, 3), (4, 5, 6, 7)), (2,), replicas, 4)
     assert plan.line(cluster) == "2 stages x 4, 4 micro-batches"
     more = replace(plan, sharding=(1, 1), recomputed=("h.0", "h.1"), chunks=(((0, "F", 0),),))
-    told = "2 stages x 4, 4 micro-batches, ZeRO 1, 2 blocks recomputed, an order of chunks of its own"
+    told = "2 stages x 4, optimizer sharded, 4 micro-batches, 2 blocks recomputed, an order of chunks of its own"
     assert more.line(cluster) == told
