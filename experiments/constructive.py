@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -123,6 +124,7 @@ def place(policy: ConstructivePolicy, graph: str, cluster: str) -> tuple[float, 
     return found[0], min(found)
 
 
+@cache
 def searched(graph: str, cluster: str) -> float:
     """Makespan of `multilevel` with 50 simulations, relative to one device."""
     problem = problem_of(graph, cluster)
@@ -142,6 +144,7 @@ def milliseconds(policy: ConstructivePolicy, graphs: Sequence[str], cluster: str
     return 1e3 * spent / len(graphs)
 
 
+@cache
 def random_devices(graph: str, cluster: str) -> float:
     """Mean makespan of 16 placements of groups on uniformly random devices."""
     problem, random = problem_of(graph, cluster), np.random.default_rng(0)

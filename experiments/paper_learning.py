@@ -148,6 +148,7 @@ def random_end(graph: str, cluster: str) -> tuple[float, float]:
     return float(state.makespan.mean()), float(state.best.mean())
 
 
+@cache
 def rival(name: str, graph: str, cluster: str) -> float:
     """Makespan of a heuristic's placement, or of the best cheap one's, relative to one device."""
     problem = problem_of(graph, cluster)

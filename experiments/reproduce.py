@@ -27,6 +27,7 @@ from experiments.tables import markdown
 
 MINUTES = {
     "architectures": 10,
+    "constructive_ablations": 65,
     "cost_loss": 3, "cost_models": 15, "demo": 6, "equal_budgets_targets": 60,
     "fidelity_micro_batches": 9, "fuzz": 7, "headline": 75, "held_out_steps": 1, "links": 1, "mixture": 30,
     "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,

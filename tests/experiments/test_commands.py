@@ -33,6 +33,11 @@ COMMANDS = {
         "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
         "| small, 2xv100, 1 rounds, imitation 0.5 |",
     ),
+    "constructive_ablations": (
+        "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 2 --count 2 --some 1 --out runs/x "
+        "--changes 'as it is' 'visits by work' --elsewhere 'small@2xv100*0.5'",
+        "| small, 2xv100, bandwidth x 0.5 |",
+    ),
     "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
     "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),

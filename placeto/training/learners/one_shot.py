@@ -71,17 +71,12 @@ class Family:
         """
 
         def one(problem: PlacementProblem) -> tuple[OneShotInput, float, np.ndarray, float]:
-            groups = group_ops(problem)
-            cheap, search = Evaluator(problem, groups), Evaluator(problem, groups, simulations=searched)
-            start, _ = best_cheap(cheap)
-            heuristic_us = cheap.best_score
-            search.score(start)
-            annealing(search, np.random.default_rng(run.config.seed))
+            heuristic_us, found = known_placements(problem, run.config.seed, searched)
             described, one_us = make_input(problem, run.config.policy.units), problem.single_device_us
             unit = described.unit.numpy()
             first = np.unique(unit, return_index=True)[1]  # the first op of each unit: its device is the unit's
-            found = search.best_groups[0][groups.group][first][unit]
-            score = cheap.score_ops(found) if searched else np.inf
+            found = found[first][unit]
+            score = Evaluator(problem).score_ops(found) if searched else np.inf
             return described, heuristic_us / one_us, found, score / one_us
 
         inputs, heuristic, found, score = zip(*prepare(problems, one, run.report), strict=True)
@@ -113,6 +108,19 @@ class Family:
             rows = zip(index.tolist(), placements, ops, strict=True)
             makespan_us = np.array([self.measure(number, row[:count]) for number, row, count in rows])
         return np.stack([penalised(makespan_us, overflow) / self.single_us[index], overflow <= 0.0], 1)
+
+
+def known_placements(problem: PlacementProblem, seed: int, searched: int) -> tuple[float, np.ndarray]:
+    """Return the makespan of the best constructive placement in us, and what annealing of groups found from there.
+
+    The latter are the devices (N,) of ops, the best of `searched` simulations.
+    """
+    groups = group_ops(problem)
+    cheap, search = Evaluator(problem, groups), Evaluator(problem, groups, simulations=searched)
+    start, _ = best_cheap(cheap)
+    search.score(start)
+    annealing(search, np.random.default_rng(seed))
+    return cheap.best_score, search.best_groups[0][groups.group]
 
 
 class OneShotLearner:
