@@ -68,12 +68,12 @@ def plan(
             the model doesn't say it itself, no way has groups.
 
     Raises:
-        CaptureError: the module can't be traced.
+        CaptureError: the module can't be traced, or the batch has no samples.
         ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
         PlanError: `micro_batches` is empty, or `simulations` is negative.
     """
     from placeto.capture.inputs.arguments import plain
-    from placeto.capture.inputs.batch_dimension import batch_length, first_samples
+    from placeto.capture.inputs.batch_dimension import batch_length, check_samples, first_samples
     from placeto.capture.trace import capture_training, parallel_plan
 
     on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
@@ -81,6 +81,7 @@ def plan(
 
     how: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "master_weights": master_weights}
     how["parallel"] = parallel
+    check_samples(inputs, targets)
     batch = batch_length(inputs, targets)
 
     def graph_of(count: int, samples: int, width: int) -> ComputationGraph:

@@ -83,6 +83,7 @@ def test_what_takes_no_time() -> None:
         ("net.py:net --inference --batch 4", "--batch is for a training step of a config.json"),
         ("g.json --micro-batches 4", "--micro-batches is for modules, given as file.py:function; g.json is a graph"),
         ("nothing.json", "nothing.json"),
+        ("empty.py:make", "empty.py:make: the batch, a tensor of shape (0, 8), has no samples: give one as in a run"),
         ("config.json --inference", "--inference is for a FACTORY; of a config.json, the training step is compared"),
         ("net.py:net --headroom 100GB", "leaves no memory"),
     ],
@@ -91,4 +92,7 @@ def test_what_takes_no_time() -> None:
 def test_what_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     save_graph(ComputationGraph.from_ops("g", [{"name": "a"}]), "g.json")
     Path("config.json").write_text('{"model_type": "llama"}')
+    Path("empty.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(8, 8), [torch.empty(0, 8)], torch.sum\n"
+    )
     assert message in fails(capsys, "compare", *arguments.split(), "--clusters", "2xv100")

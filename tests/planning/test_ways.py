@@ -232,6 +232,8 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
     assert {step.micro_batches for step in found.steps} == {2}
     with pytest.raises(CaptureError, match="can't be split into 4"):
         planned("2xv100", [4], 6)
+    with pytest.raises(CaptureError, match="has no samples"):
+        plan(nn.Linear(8, 8), [torch.empty(0, 8)], cluster="2xv100", loss=torch.sum)
     with pytest.raises(CaptureError, match="trainable"):  # the first reason of all numbers
         plan(nn.ReLU(), [torch.empty(8, 4, device="meta")], cluster="2xv100", loss=square)
     with pytest.raises(PlanError, match="at least one"):

@@ -34,10 +34,22 @@ def is_split(leaf: Any, length: int) -> bool:
 
 def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
     """The length of the first tensor that has a dimension 0; 0 if no tensor has one."""
-    for leaf in tree_leaves((plain(inputs), plain(targets))):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    return 0
+    return 0 if (shape := _batch_shape(inputs, targets)) is None else shape[0]
+
+
+def check_samples(inputs: Inputs, targets: Sequence[Any]) -> None:
+    """Refuse a batch without samples, for which there is nothing to plan.
+
+    Raises:
+        CaptureError: the first tensor that has a dimension 0 has the length 0.
+    """
+    if (shape := _batch_shape(inputs, targets)) is not None and not shape[0]:
+        raise CaptureError(f"the batch, a tensor of shape {shape}, has no samples: give one as in a run")
+
+
+def _batch_shape(inputs: Inputs, targets: Sequence[Any]) -> tuple[int, ...] | None:
+    leaves = (leaf for leaf in tree_leaves((plain(inputs), plain(targets))) if isinstance(leaf, Tensor))
+    return next((tuple(leaf.shape) for leaf in leaves if leaf.dim()), None)
 
 
 def joined(traced: GraphModule, batch: Sequence[Node], state: Sequence[Node], name: str) -> list[bool]:

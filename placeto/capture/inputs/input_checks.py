@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,18 +78,14 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
 
     Raises:
         CaptureError: inputs are neither a sequence nor a mapping, targets are no sequence, a tensor among them is
-            sparse or nested, the batch has no samples, or an object that can't be opened has tensors.
+            sparse or nested, or an object that can't be opened has tensors.
     """
     for role, values in (("inputs", inputs), ("targets", targets)):
         named = role == "inputs" and isinstance(values, Mapping)
         if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
             raise CaptureError(f"{name}: {role} must be a sequence of arguments, such as [x], not {describe(values)}")
-    arguments = tuple(map(plain, cast(tuple[Any, Any], (inputs, targets))))
-    batch = next((leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()), None)
-    if batch is not None and not len(batch):
-        shape = tuple(batch.shape)
-        raise CaptureError(f"{name}: the batch, a tensor of shape {shape}, has no samples: give one as in a run")
-    for leaf in tree_leaves(opened(arguments)):
+    arguments: Any = inputs, targets
+    for leaf in tree_leaves(opened(tuple(map(plain, arguments)))):
         if isinstance(leaf, Tensor) and _is_without_strides(leaf):
             raise CaptureError(f"{name}: an argument is a {_layout(leaf)} tensor: {NO_LAYOUT}")
         if hides_tensors(leaf):

@@ -63,9 +63,13 @@ class ModelOptions(TrainingOptions):
         Raises:
             UsageError: the model is neither a FACTORY nor a CONFIG, an option is for the other of the two, or the model
                 can't be built.
+            CaptureError: the batch has no samples.
         """
+        from placeto.capture.inputs.batch_dimension import check_samples
         from placeto.cli.shared.config_step import ConfigStep
         from placeto.cli.shared.factory import user_step
+        from placeto.errors import CaptureError
+        from placeto.problem.messages import within
 
         if is_config(self.model):
             refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
@@ -75,7 +79,10 @@ class ModelOptions(TrainingOptions):
         if not (is_factory(self.model) or Path(self.model).suffix == ".py") or _is_address(self.model):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
-        return user_step(self.model, self)
+        step = user_step(self.model, self)
+        with within(CaptureError, self.model):
+            check_samples(step.inputs, step.targets)
+        return step
 
     def captured(self, step: UserStep, bar: ProgressBar) -> GraphOf:
         """Return what captures the step in a number of micro-batches, once, while `bar` says so."""
