@@ -4,6 +4,8 @@ Input: a problem and a budget. Output: a `PlacementResult`. The table `HEURISTIC
 simple rules, partitioning, list scheduling, the placers of Baechi, searches (`local_search`) and the optimum (`exact`).
 Each scores placements with an `Evaluator`, which keeps the best. Searches begin with the best placement of the
 constructive placers.
+
+A placer is a rule, with one line in `_RULES`, or a method that searches, with one line in `_METHODS`.
 """
 
 from __future__ import annotations
