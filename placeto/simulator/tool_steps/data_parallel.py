@@ -19,7 +19,7 @@ from placeto.problem.cluster import crossings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.routes import ring, shares
-from placeto.simulator.tool_steps.step_graph import Exchange, StepGraph
+from placeto.simulator.tool_steps.step_graph import Exchange, StepGraph, exchange_links
 
 _ALL_RINGS = 8  # all rings are tried for at most this many devices
 
@@ -83,7 +83,8 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     With up to eight devices it is the ring whose busiest link is busy for the shortest time. With more, it has the
     devices in their order. Additions take no time, because libraries add up a part while they receive it.
     """
-    cluster, devices = problem.cluster, tuple(range(problem.num_devices))
+    devices = tuple(range(problem.num_devices))
+    cluster, as_they_arrive = exchange_links(problem.cluster, devices, 2 * (len(devices) - 1))
     if len(devices) == 1 or size == 0:
         return devices, 0.0
     part, masks = size / len(devices), crossings(cluster)
@@ -98,8 +99,9 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
 
     rings = ((0, *order) for order in permutations(devices[1:])) if len(devices) <= _ALL_RINGS else [devices]
     best = min(rings, key=busy_us)
-    step = StepGraph(problem, np.zeros(problem.num_ops, np.int64))
-    parts = Exchange("{} on {}".format, shares(size, len(best)), ring(best), in_place=True, cost=lambda *_: {})
+    step = StepGraph(problem, np.zeros(problem.num_ops, np.int64), cluster)
+    sizes = shares(size, len(best))
+    parts = Exchange("{} on {}".format, sizes, ring(best), in_place=True, as_they_arrive=as_they_arrive)
     step.all_reduce(parts, best)
     problem_of_step, placement, order = step.built(listed=True)
     return best, simulate(problem_of_step, placement, order=order).makespan_us

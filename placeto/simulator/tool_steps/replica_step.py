@@ -39,7 +39,14 @@ from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.graph.module_paths import unit_of
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.tool_steps.routes import over_hosts, shares
-from placeto.simulator.tool_steps.step_graph import Exchange, Output, Record, StepGraph, addition
+from placeto.simulator.tool_steps.step_graph import (
+    Exchange,
+    Output,
+    Record,
+    StepGraph,
+    addition,
+    exchange_links,
+)
 
 
 def replicated(problem: PlacementProblem, device: Sequence[int], sharding: int) -> tuple[PlacementProblem, np.ndarray]:
@@ -72,7 +79,10 @@ class _Replicas:
         self.devices = list(dict.fromkeys(device))  # (n,)
         if sharding > 1 and list(device) != self.devices * (len(device) // len(self.devices)):
             raise ValueError(f"in stage {sharding} devices take turns, which {list(device)} doesn't say")
-        self.step = StepGraph(problem, self.device[np.maximum(0, self.graph.micro_batches)])
+        hops = len(self.devices) - 1 if problem.cluster.link == "egress" else min(len(self.devices) - 1, 1)
+        sums = 2 * hops if sharding == 1 else hops
+        links, self.as_they_arrive = exchange_links(problem.cluster, self.devices, sums)
+        self.step = StepGraph(problem, self.device[np.maximum(0, self.graph.micro_batches)], links)
         self.turn = [list(device[:micro_batch]).count(on) for micro_batch, on in enumerate(device)]  # (M,)
         self.shared = self.step.shared
         self.units, self.unit = _units(self.graph, self.shared)
@@ -107,7 +117,8 @@ class _Replicas:
                 whole += "'"
             return whole
 
-        return Exchange(name, shares(size, len(self.devices)), self.routes, fields)
+        sizes = shares(size, len(self.devices))
+        return Exchange(name, sizes, self.routes, fields, as_they_arrive=self.as_they_arrive)
 
     def _copy(self) -> None:
         """In stage 1: give each device all parameters, and what is made of them; others send it their trained parts."""
