@@ -10,6 +10,7 @@ Legend: D devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -83,8 +84,7 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     With up to eight devices it is the ring whose busiest link is busy for the shortest time. With more, it has the
     devices in their order. Additions take no time, because libraries add up a part while they receive it.
     """
-    devices = tuple(range(problem.num_devices))
-    cluster, as_they_arrive = exchange_links(problem.cluster, devices, 2 * (len(devices) - 1))
+    cluster, devices = problem.cluster, tuple(range(problem.num_devices))
     if len(devices) == 1 or size == 0:
         return devices, 0.0
     part, masks = size / len(devices), crossings(cluster)
@@ -99,12 +99,18 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
 
     rings = ((0, *order) for order in permutations(devices[1:])) if len(devices) <= _ALL_RINGS else [devices]
     best = min(rings, key=busy_us)
+    return best, ring_us(problem, best, size)
+
+
+def ring_us(problem: PlacementProblem, devices: Sequence[int], size: int) -> float:
+    """Return the microseconds in which devices sum up `size` bytes round a ring, as simulated transfers."""
+    cluster, as_they_arrive = exchange_links(problem.cluster, devices, 2 * (len(devices) - 1))
     step = StepGraph(problem, np.zeros(problem.num_ops, np.int64), cluster)
-    sizes = shares(size, len(best))
-    parts = Exchange("{} on {}".format, sizes, ring(best), in_place=True, as_they_arrive=as_they_arrive)
-    step.all_reduce(parts, best)
+    sizes = shares(size, len(devices))
+    parts = Exchange("{} on {}".format, sizes, ring(devices), in_place=True, as_they_arrive=as_they_arrive)
+    step.all_reduce(parts, devices)
     problem_of_step, placement, order = step.built(listed=True)
-    return best, simulate(problem_of_step, placement, order=order).makespan_us
+    return simulate(problem_of_step, placement, order=order).makespan_us
 
 
 def ratio(time_us: float, other_us: float) -> float:
