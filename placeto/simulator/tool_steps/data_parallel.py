@@ -3,7 +3,7 @@
 Each of D replicas runs the whole step on its own batch, which is as large as the graph's. Then the gradients are summed
 over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, Journal of Parallel and Distributed Computing 69, 2009): 2 (D - 1) rounds, in each of which every device
-sends a D-th of the gradients to the next. Its transfers are simulated.
+sends a D-th of the gradients to the next. Its transfers are simulated, over links as collectives reach them.
 
 Legend: D devices.
 """
@@ -82,7 +82,7 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     """Return the ring over which all devices sum up `size` bytes, and the microseconds that it takes.
 
     With up to eight devices it is the ring whose busiest link is busy for the shortest time. With more, it has the
-    devices in their order. Additions take no time, because libraries add up a part while they receive it.
+    devices in their order.
     """
     cluster, devices = problem.cluster, tuple(range(problem.num_devices))
     if len(devices) == 1 or size == 0:

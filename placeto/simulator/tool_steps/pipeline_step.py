@@ -10,7 +10,8 @@ weight, computes them itself at the beginning of each forward pass.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
-takes the time of its ops, and an addition of a ring takes the time that it would take as an op.
+takes the time of its ops. An addition of a ring of GPUs then takes what a collective takes beside its transfers, which
+have all of a link, as those between stages have. Nothing else runs on the device meanwhile. On CPUs, it is an op.
 
 Legend: N ops, S stages, R replicas, D devices.
 """

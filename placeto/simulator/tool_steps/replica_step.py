@@ -17,8 +17,9 @@ In stages 2 and 3 devices gather and sum for each of their micro-batches. The ne
 so that two units are in memory. A unit is a block of the model, or the modules between two blocks.
 
 Gathering and summing become ops of a graph, which the simulator runs as any other. A device runs its micro-batches one
-after the other, and its ops in the order of the program, as eager PyTorch does. A tensor for another host is sent there
-once, to one device, which passes it on. Gradients are first summed on each host.
+after the other, and its ops in the order of the program, as eager PyTorch does. Transfers go over links as collectives
+reach them (`placeto.problem.costs.collectives`). A tensor goes round a ring of hosts, on each to one device, which
+passes it on. Gradients are first summed on each host.
 
 Legend: N ops, E edges, M micro-batches, n devices.
 """
@@ -79,9 +80,9 @@ class _Replicas:
         self.devices = list(dict.fromkeys(device))  # (n,)
         if sharding > 1 and list(device) != self.devices * (len(device) // len(self.devices)):
             raise ValueError(f"in stage {sharding} devices take turns, which {list(device)} doesn't say")
-        hops = len(self.devices) - 1 if problem.cluster.link == "egress" else min(len(self.devices) - 1, 1)
-        sums = 2 * hops if sharding == 1 else hops
-        links, self.as_they_arrive = exchange_links(problem.cluster, self.devices, sums)
+        others = len(self.devices) - 1  # to which a device sends one after the other, or over a link to each at once
+        hops = (2 if sharding == 1 else 1) * (others if problem.cluster.link == "egress" else min(others, 1))
+        links, self.as_they_arrive = exchange_links(problem.cluster, self.devices, hops)
         self.step = StepGraph(problem, self.device[np.maximum(0, self.graph.micro_batches)], links)
         self.turn = [list(device[:micro_batch]).count(on) for micro_batch, on in enumerate(device)]  # (M,)
         self.shared = self.step.shared
