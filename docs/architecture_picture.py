@@ -34,7 +34,12 @@ BOXES = {
     "problem": Box(610, 20, 170, "problem", ("problem/problem.py", "problem/cluster/", "problem/costs/"), DATA),
     "groups": Box(820, 20, 150, "2 grouping", ("problem/grouping/",), STEP),
     "rules": Box(
-        720, 150, 250, "3 construction rules", ("heuristics/local_search/starts.py", "heuristics/plans.py"), STEP
+        720,
+        150,
+        250,
+        "3 construction rules",
+        ("heuristics/local_search/starts.py", "heuristics/pipelines/plans.py"),
+        STEP,
     ),
     "pass": Box(440, 150, 240, "4 the policy's pass", ("policies/guided_search.py", "policies/sweeps.py"), STEP),
     "search": Box(
@@ -53,7 +58,7 @@ BOXES = {
         ("simulator/evaluator.py", "simulator/schedule.py", "simulator/kernel.py"),
         SIMULATED,
     ),
-    "order": Box(760, 300, 210, "7 order", ("problem/dispatch.py", "heuristics/bounded_orders.py"), STEP),
+    "order": Box(760, 300, 210, "7 order", ("problem/dispatch.py", "heuristics/pipelines/bounded_orders.py"), STEP),
 }
 SIMULATING = 138, 138, 838, 88  # a frame around the steps that simulate placements: left, top, width, height
 LEGEND = (  # what the colours mean, with the place of each from the left

@@ -23,7 +23,7 @@ from experiments.torch_plans import CASES, captured_case, grids, placed
 from placeto.capture.trace import capture_training
 from placeto.errors import PlanError
 from placeto.formats.exports import torch_pipeline
-from placeto.heuristics.plans import all_plans
+from placeto.heuristics.pipelines.plans import all_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -25,8 +25,8 @@ from placeto.cli.shared.graphs import capture_factory
 from placeto.cli.shared.options import CaptureOptions, TraceOptions
 from placeto.errors import PlacementError
 from placeto.formats.exports import TorchPipeline, save_torch_pipeline, torch_pipeline
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
 from placeto.problem.step.plan import Stages

@@ -38,7 +38,7 @@ from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
 from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.starts import CHEAP
-from placeto.heuristics.plans import all_plans
+from placeto.heuristics.pipelines.plans import all_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph

@@ -26,7 +26,7 @@ from placeto.errors import PlacementError
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import TorchTitan, save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Stages

@@ -22,7 +22,7 @@ import numpy as np
 from experiments.command import command
 from experiments.harness import DATA, published
 from experiments.tables import markdown
-from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

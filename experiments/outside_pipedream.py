@@ -26,7 +26,7 @@ from experiments.harness import DATA, published
 from experiments.tables import markdown
 from placeto.formats.graphs_of_others.pipedream import load
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -22,7 +22,7 @@ from experiments.command import command
 from experiments.harness import measure_cells
 from experiments.models_in_micro_batches import CLUSTERS, MODELS, captured
 from experiments.tables import machine, markdown, publish
-from placeto.heuristics.plans import FIRST_ORDERS, all_plans, least_us, parts_to_plan, score_plans
+from placeto.heuristics.pipelines.plans import FIRST_ORDERS, all_plans, least_us, parts_to_plan, score_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator

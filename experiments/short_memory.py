@@ -39,10 +39,10 @@ from experiments.tables import machine, markdown, publish
 from graphs import bert, llama, unet
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
-from placeto.heuristics.block_costs import BlockCosts, block_costs
-from placeto.heuristics.plan_chunks import order_of_ops
-from placeto.heuristics.plans import make_plan, ranked_plans
-from placeto.heuristics.stage_memory import by_chunks, fitting_stages
+from placeto.heuristics.pipelines.block_costs import BlockCosts, block_costs
+from placeto.heuristics.pipelines.plan_chunks import order_of_ops
+from placeto.heuristics.pipelines.plans import make_plan, ranked_plans
+from placeto.heuristics.pipelines.stage_memory import by_chunks, fitting_stages
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.numbers import Numbers, ProblemOf
 from placeto.planning.planned_steps import PlannedStep

@@ -28,8 +28,8 @@ from experiments.tables import markdown
 from placeto.cli.shared.graphs import capture_factory
 from placeto.cli.shared.options import CaptureOptions
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import all_plans, make_plan
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -195,9 +195,9 @@ def capture_step(
                 )
 
     # make the ops of a micro-batch of the traced nodes
-    how = name, mode, precision == "tf32", micro_batches, trace.calls, joins
+    tf32 = precision == "tf32"
     try:
-        step, nodes = step_of(traced, paths, trained, buffers, *how)
+        step, nodes = step_of(traced, paths, trained, buffers, name, mode, tf32, micro_batches, trace.calls, joins)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     if line := uncounted(step.micro_batch):

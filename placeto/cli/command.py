@@ -172,6 +172,8 @@ _OTHER_NAMES = {
         ("--tensor-parallel", "--tensor-parallel-size", "--tensor_parallel_size", "--tp"),
         " Tensor parallelism has no option: `placeto plan` tries groups of 2, 4 and 8 boards, `placeto fits` none.",
     ),
+    "--memory": " Each device has its own: write a cluster file with `placeto cluster 4xv100 -o mine.json`, change the "
+    "memory there, and give the file to --cluster.",
 }
 """Names that others give to a choice or an option -> what is said about them."""
 

@@ -2,6 +2,8 @@
 
 Legend: N ops, D devices, G groups, E edges, T tensors, A tensor arcs (a tensor and a group that reads it), P pair arcs
 (ordered pairs of groups that exchange tensors), M positions on all timelines. Times in microseconds.
+Indices: g and h groups, c the device of a group, d any device, i op, u producer, j child, e edge, a tensor arc, p pair
+arc (the number of the instance in `situation`), k position in `ops`.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ def situation(
         mean_latency,
         mean_rate,
     )
-    return reference(result)
+    return reference(result)  # a named tuple of so many arrays is passed on as one pointer
 
 
 @compiled(inner=True)
@@ -336,7 +338,7 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
     tensor_bytes, in_tensor, op_time, start, line = s.tensor_bytes, s.in_tensor, s.op_time, s.start, s.line
     overhead, slack, weight, out_ptr, out_child = s.overhead, s.slack, s.weight, s.out_ptr, s.out_child
     group, out_tensor = s.group, s.out_tensor
-    per_makespan, guess = 1.0 / s.makespan, np.empty(len(s.place))  # `guess`: us, estimated ends of the group's ops
+    per_makespan, moved_end = 1.0 / s.makespan, np.empty(len(s.place))  # us; estimated ends of the group's ops
     for g in range(first, len(s.resident), step):
         for d in range(len(s.overhead)):
             if d == s.place[s.ops[s.op_ptr[g]]] or not offered[g, d]:
@@ -345,17 +347,18 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
             # and all other ops stay where and when they are
             row = pair[g, d]
             late_self, late_child, late_displaced = -np.inf, -np.inf, -np.inf
-            gain, mean_late, total_wait, total_time, free = 0.0, 0.0, 0.0, 1e-9, 0.0
+            gain, mean_late, total_wait, device_free = 0.0, 0.0, 0.0, 0.0
+            total_time = 1e-9  # above 0 for a group that takes no time, too
             line_first, stop = line_ptr[d], line_ptr[d + 1]
             cursor = line_first
             for k in range(op_ptr[g], op_ptr[g + 1]):
                 i = ops[k]
-                ready = free
+                ready = device_free
                 for e in range(in_ptr[i], in_ptr[i + 1]):
                     u = in_src[e]
                     ready = max(
                         ready,
-                        guess[u]  # it moves as well
+                        moved_end[u]  # it moves as well
                         if in_arc[e] < 0
                         else _arrival(finish, place, latency, bandwidth, u, tensor_bytes[in_tensor[e]], d),
                     )
@@ -366,12 +369,12 @@ def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: i
                     if cursor > line_first:  # the op before may still run
                         begin = max(begin, finish[line[cursor - 1]] + overhead[d])
                     end = begin + t
-                    free = end + overhead[d]
+                    device_free = end + overhead[d]
                     total_wait += begin - ready
                     if cursor < stop:
                         after = line[cursor]
-                        late_displaced = max(late_displaced, free - start[after] - slack[after])
-                guess[i] = end
+                        late_displaced = max(late_displaced, device_free - start[after] - slack[after])
+                moved_end[i] = end
                 late = end - finish[i] - slack[i]
                 late_self = max(late_self, late)
                 mean_late += t * max(0.0, late)

@@ -4,6 +4,8 @@ Input: a problem and a budget. Output: a `PlacementResult`. The table `HEURISTIC
 simple rules, partitioning, list scheduling, the placers of Baechi, searches (`local_search`) and the optimum (`exact`).
 Each scores placements with an `Evaluator`, which keeps the best. Searches begin with the best placement of the
 constructive placers.
+
+A placer is a rule, with one line in `_RULES`, or a method that searches, with one line in `_METHODS`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from placeto.heuristics.local_search.multilevel import v_cycles
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS, Method, follow
 from placeto.heuristics.naive import try_fastest, try_random, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
-from placeto.heuristics.plans import try_all_plans, try_even_plans
+from placeto.heuristics.pipelines.plans import try_all_plans, try_even_plans
 from placeto.heuristics.repair import repair as make_fit
 from placeto.heuristics.rules import Rule
 from placeto.problem.problem import PlacementProblem

@@ -220,8 +220,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
 def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank; with equal ranks producers come before their consumers. `missing` is overwritten."""
     n = len(rank)
-    queue = np.empty(n, np.int64)
-    head, tail = 0, 0
+    queue, head, tail = np.empty(n, np.int64), 0, 0
     for op in range(n):
         if missing[op] == 0:
             queue[tail] = op
@@ -242,15 +241,8 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
 @compiled(inner=True)
 def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, busy: float) -> float:
     """Earliest start, at or after `ready`, in a gap that is at least `busy` long."""
-    low, high = 0, length  # first booking that ends after `ready`
-    while low < high:
-        middle = (low + high) // 2
-        if end[middle] <= ready:
-            low = middle + 1
-        else:
-            high = middle
     start = ready
-    for k in range(low, length):
+    for k in range(number_up_to(end, length, ready), length):
         if start + busy <= begin[k]:
             return start
         start = max(start, end[k])
@@ -259,6 +251,7 @@ def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, bu
 
 @compiled(inner=True)
 def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: float) -> None:
+    """Insert a busy interval into `length` sorted ones."""
     k = length
     while k > 0 and begin[k - 1] > start:
         begin[k], end[k] = begin[k - 1], end[k - 1]
@@ -286,6 +279,24 @@ def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop:
     return count
 
 
+@compiled(inner=True)
+def _precedes(
+    flat: FlatProblems, rank: np.ndarray, awaited: np.ndarray, op: int, device: int, rival: int, target: int
+) -> bool:
+    """Whether an op on a device precedes a rival on its target, if both can start at the same time.
+
+    Children that their device waits for precede others, then goes the rank, the op's time on the device, the number.
+    """
+    if (op == awaited[device]) != (rival == awaited[target]):
+        return op == awaited[device]
+    if rank[op] != rank[rival]:
+        return rank[op] > rank[rival]
+    if op == rival:
+        first = op * flat.device_offset[1]
+        return flat.op_time[first + device] < flat.op_time[first + target]
+    return op < rival
+
+
 @compiled()
 def earliest_start(
     flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites, most_looks: int
@@ -305,7 +316,7 @@ def earliest_start(
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow
     to_bind, last_call = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
-    guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
+    awaited, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
     favoured = np.zeros(n, np.bool_)  # favourite children: with equal starts a device that waits for them prefers them
     favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
@@ -316,7 +327,6 @@ def earliest_start(
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
             if order.floats[order.edge_src[edge]]:  # it is on every device already
                 missing[op] -= 1
-    for op in range(n):
         if missing[op] == 0 and not order.floats[op]:
             ready[count] = op
             count += 1
@@ -332,38 +342,28 @@ def earliest_start(
             for k in range(count):
                 op = ready[k]
                 group = follow[op]
-                bound = home[group]
-                # most ops are passed over by a bound, without a look at each device: starts only become later
-                soon = max(soonest[op], least) if bound < 0 else max(arrival[op, bound], device_free[bound])
+                bound_to = home[group]
+                # most ops are passed over by a lower bound, without a look at each device: starts only become later
+                soon = max(soonest[op], least) if bound_to < 0 else max(arrival[op, bound_to], device_free[bound_to])
                 if soon > best_start or (soon == best_start and rank[op] < best_rank and not favoured[op]):
                     continue
                 soonest[op] = np.inf
                 for device in range(d):
-                    if bound >= 0 and device != bound:
+                    if bound_to >= 0 and device != bound_to:
                         continue
                     start = max(arrival[op, device], device_free[device])
                     soonest[op] = min(soonest[op], start)
-                    if bound < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
+                    if bound_to < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
                         continue
-                    child = guest[device]
+                    child = awaited[device]
                     if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
-                        group_home = home[follow[child]]
+                        child_home = home[follow[child]]
                         room = used[device] + order.demand[follow[child]] <= flat.memory[device]
                         # the device waits only for a child that may still come to it
-                        if not placed[child] and (group_home == device or (group_home < 0 and room)):
+                        if not placed[child] and (child_home == device or (child_home < 0 and room)):
                             start = min(waits_until[device], arrival[op].max())
-                    better = start < best_start
-                    if start == best_start:
-                        rival = ready[pick]
-                        if (op == child) != (rival == guest[target]):
-                            better = op == child
-                        elif rank[op] != rank[rival]:
-                            better = rank[op] > rank[rival]
-                        elif op == rival:
-                            better = flat.op_time[op * d + device] < flat.op_time[op * d + target]
-                        else:
-                            better = op < rival
-                    if better:
+                    tied = start == best_start
+                    if start < best_start or (tied and _precedes(flat, rank, awaited, op, device, ready[pick], target)):
                         pick, target, best_start, best_rank = k, device, start, rank[op]
             if pick >= 0:
                 break
@@ -386,7 +386,7 @@ def earliest_start(
         device_free[target] = best_start + busy
         if busy > 0.0:
             device_free[target] += flat.overhead_us[target]
-        guest[target], waits_until[target] = favourites.child[op], booked.finish[op] + favourites.patience_us[op]
+        awaited[target], waits_until[target] = favourites.child[op], booked.finish[op] + favourites.patience_us[op]
         for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
             child = flat.out_child[edge]
             missing[child] -= 1

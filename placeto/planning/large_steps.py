@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.errors import CaptureError, ClusterError
-from placeto.heuristics.block_costs import block_costs
-from placeto.heuristics.plans import least_us
+from placeto.heuristics.pipelines.block_costs import block_costs
+from placeto.heuristics.pipelines.plans import least_us
 from placeto.planning.numbers import Numbers, Setting, is_large
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.runnable import keeping

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import can_run
+from placeto.heuristics.pipelines.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.pipelines.plans import can_run
 from placeto.planning.numbers import Setting
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Tool

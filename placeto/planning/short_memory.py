@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.block_costs import BlockCosts, block_costs
-from placeto.heuristics.plan_chunks import order_of_ops
-from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
-from placeto.heuristics.stage_memory import (
+from placeto.heuristics.pipelines.block_costs import BlockCosts, block_costs
+from placeto.heuristics.pipelines.plan_chunks import order_of_ops
+from placeto.heuristics.pipelines.plans import all_plans, make_plan, parts_to_plan
+from placeto.heuristics.pipelines.stage_memory import (
     Fitted,
     by_chunks,
     fitted_by_chunks,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from placeto.errors import PlanError
-from placeto.heuristics.order_choice import orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import improved, make_plan
+from placeto.heuristics.pipelines.order_choice import orders_to_try, try_bounded_orders
+from placeto.heuristics.pipelines.plans import improved, make_plan
 from placeto.planning.planned_steps import PlannedStep
 from placeto.planning.runnable import as_run, runner
 from placeto.problem.problem import PlacementProblem

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.errors import PlanError
-from placeto.heuristics.plans import ranked_plans
+from placeto.heuristics.pipelines.plans import ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.large_steps import plan_large

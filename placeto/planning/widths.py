@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from placeto.errors import CaptureError, ClusterError
-from placeto.heuristics.plans import least_us
+from placeto.heuristics.pipelines.plans import least_us
 from placeto.planning.numbers import Numbers, Setting
 from placeto.problem.cluster import Cluster
 from placeto.problem.problem import PlacementProblem

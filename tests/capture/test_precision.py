@@ -67,9 +67,40 @@ def test_autocast_as_on_a_gpu(precision: str, dtype: str) -> None:
     assert product == [0.5 * full.bytes_accessed[full.op_types.index("aten.addmm")]]
 
 
-def test_a_module_that_autocasts_by_itself() -> None:
-    casting = Made(torch.autocast("cpu", torch.bfloat16)(lambda self, x: self.inner(x)), inner=nn.Linear(4, 4))
-    assert by_type(capture_inference(casting, [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_module_that_autocasts_by_itself(device: str, reentrant: bool | None) -> None:
+    """Autocast of a GPU has a norm in 32 bits, and that of a CPU in 16; outside of it, nothing is cast."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            y = layers[1](layers[0](x))
+            with torch.autocast(device, enabled=False):
+                return layers[2](y.to(layers[2].weight.dtype))
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return cast(x) if reentrant is None else checkpoint(cast, x, use_reentrant=reentrant)
+
+    module = Made(forward, first=nn.Linear(4, 4), layers=layers)
+    graph = capture_training(module, [torch.randn(2, 4)], lambda y: y.square().mean())
+    dtypes = [dtype for kind, dtype in zip(graph.op_types, graph.dtypes, strict=True) if kind == "aten.addmm"]
+    again = {None: [], False: ["bfloat16"], True: ["bfloat16", "float32"]}  # the second way stops before the last layer
+    assert dtypes == ["float32", "bfloat16", "float32", *again[reentrant]]
+    assert by_type(graph)["native_layer_norm"] == {"bfloat16" if device == "cpu" else "float32"}
+
+
+def test_a_module_that_autocasts_as_a_whole() -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.inner(x)
+
+    inner, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Softmax(-1)), torch.randn(2, 4)
+    own, whole = capture_inference(Made(forward, inner=inner), [x]), capture_inference(inner, [x], precision="bf16")
+    assert by_type(own) == by_type(whole)
+    decorated = Made(torch.autocast("cpu", torch.bfloat16)(lambda self, x: self.inner(x)), inner=nn.Linear(4, 4))
+    assert by_type(capture_inference(decorated, [x]))["addmm"] == {"bfloat16"}
 
 
 def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:

@@ -54,6 +54,7 @@ MISTAKES = [
     (f"place g.json {ON} --nonsense 1", "Unrecognized options: --nonsense"),
     (f"plan net.py:net {ON} --inference", "Unrecognized options: --inference"),
     ("fits net.py:net --memory 1GB --tensor-parallel 2", "`placeto plan` tries groups of 2, 4 and 8 boards"),
+    ("plan net.py:net --cluster 4xv100 --memory 24GB", "`placeto cluster 4xv100 -o mine.json`"),
     (f"place g.json {ON} --dispatch first", "of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. "),
     (f"plan net.py:net {ON} --runnable-by tensorflow", "Expected one of megatron, torch, torchtitan. "),
     ("capture net.py:net -o a.json --precision fp8", "--precision"),

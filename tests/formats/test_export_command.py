@@ -11,7 +11,7 @@ import pytest
 from placeto.formats.exports.layer_tools import LAYER_TOOLS
 from placeto.formats.placement import load_placement, save_placement
 from placeto.formats.plan import PlanFile, save_plan
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.planning.single_ways import in_order
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import load_graph, save_graph

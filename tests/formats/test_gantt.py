@@ -7,7 +7,7 @@ from matplotlib.collections import PolyCollection
 
 from placeto.errors import PlacementError
 from placeto.formats.gantt import SUFFIXES, gantt_figure, gantt_panels, save_figure
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -19,7 +19,7 @@ from placeto.formats.exports.layer_tools import LAYER_TOOLS
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.formats.report import report_page
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.plumbing.terminal import printable
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_training
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline, torch_run
 from placeto.formats.plan import load_plan
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

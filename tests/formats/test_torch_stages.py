@@ -15,7 +15,7 @@ from experiments.golden_cells import captured as models
 from placeto.capture.trace import capture_training
 from placeto.errors import PlanError
 from placeto.formats.exports import torch_pipeline
-from placeto.heuristics.plans import all_plans, make_plan
+from placeto.heuristics.pipelines.plans import all_plans, make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.module_paths import LOSS

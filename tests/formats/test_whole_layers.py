@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.errors import PlacementError
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

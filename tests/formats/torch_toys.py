@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
 from placeto.formats.placement import save_placement
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

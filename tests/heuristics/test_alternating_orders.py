@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from placeto.heuristics.alternating_orders import Chunks, in_turns, turns
+from placeto.heuristics.pipelines.alternating_orders import Chunks, in_turns, turns
 
 
 def looped(devices: int, chunks: int, micro_batches: int) -> Chunks:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.cases import problem_of

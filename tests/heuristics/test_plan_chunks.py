@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto.heuristics.plan_chunks import chunk_problem, chunk_score
-from placeto.heuristics.plans import FIRST_ORDERS, all_plans, make_plan, ranked_plans, score_plans
+from placeto.heuristics.pipelines.plan_chunks import chunk_problem, chunk_score
+from placeto.heuristics.pipelines.plans import FIRST_ORDERS, all_plans, make_plan, ranked_plans, score_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layer_costs import layer_costs

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plans import all_plans, make_plan, parts_to_plan
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.pipelines.plans import all_plans, make_plan, parts_to_plan
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph

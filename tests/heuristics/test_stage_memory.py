@@ -6,11 +6,11 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from placeto.heuristics.block_costs import BlockCosts, _kept, block_costs
-from placeto.heuristics.plan_chunks import order_of_ops
-from placeto.heuristics.plans import all_plans, make_plan
-from placeto.heuristics.stage_memory import by_chunks, fitting_stages, in_flight, least_chunks_us
-from placeto.heuristics.stage_memory import with_more_blocks as with_more
+from placeto.heuristics.pipelines.block_costs import BlockCosts, _kept, block_costs
+from placeto.heuristics.pipelines.plan_chunks import order_of_ops
+from placeto.heuristics.pipelines.plans import all_plans, make_plan
+from placeto.heuristics.pipelines.stage_memory import by_chunks, fitting_stages, in_flight, least_chunks_us
+from placeto.heuristics.pipelines.stage_memory import with_more_blocks as with_more
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from placeto.heuristics.stage_program import MOST_DEVICES, stage_programs
+from placeto.heuristics.pipelines.stage_program import MOST_DEVICES, stage_programs
 from tests.command_line import SHARED
 
 Program = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]

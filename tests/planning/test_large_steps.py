@@ -8,7 +8,7 @@ import torch
 from graphs import llama
 from placeto.capture import capture_training
 from placeto.errors import CaptureError
-from placeto.heuristics.plans import least_us
+from placeto.heuristics.pipelines.plans import least_us
 from placeto.planning import numbers
 from placeto.planning.large_steps import may_be_faster, plan_large
 from placeto.planning.numbers import Numbers, is_large

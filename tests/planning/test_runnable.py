@@ -9,7 +9,7 @@ from torch import nn
 from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
-from placeto.heuristics.plans import can_run, make_plan
+from placeto.heuristics.pipelines.plans import can_run, make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep
 from placeto.planning.runnable import as_run
 from placeto.planning.ways import plans_of

@@ -15,9 +15,9 @@ from graphs import llama
 from placeto.capture import capture_training
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
-from placeto.heuristics.block_costs import block_costs
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import make_plan
+from placeto.heuristics.pipelines.block_costs import block_costs
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.plans import make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
 from placeto.planning.runnable import keeping
 from placeto.planning.short_memory import ways_that_fit

@@ -13,7 +13,7 @@ import placeto
 from placeto.capture.trace import capture_training
 from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.plans import all_plans
+from placeto.heuristics.pipelines.plans import all_plans
 from placeto.planning import single_ways, ways
 from placeto.planning.model_plans import plan, with_headroom
 from placeto.planning.numbers import COUNTS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ _PRODUCTS = _packets("mm addmm bmm baddbmm mv dot")
 _SECOND_FACTORS = ("mat2", "batch2", "vec", "tensor")
 _ALONG = _packets("_softmax _log_softmax cumsum cumprod logcumsumexp cummax cummin sort flip roll")
 _DISTANCES = _packets("_cdist_forward _pdist_forward")
+_SPLITS, _JOINS = _packets("split split_with_sizes unbind"), _packets("add cat stack")
 _VIEWS = _packets("view _unsafe_view reshape")
 _LINEAR = {*_MEANS, *_SUMS, *_VIEWS, operator.getitem} | _packets(
     "add sub rsub neg mul div cat stack expand clone _to_copy alias detach select slice squeeze unsqueeze permute "
@@ -66,6 +68,7 @@ class _Apart:
 
     dim: int | None  # the dimension in which they are, as its outermost part; None = that can't be seen
     divided: bool = False  # whether it is divided by the number of samples, so that its sum is a mean
+    part: int | None = None  # which part of the samples it is made of, as halves of a batch; None = of all, or unknown
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class _Combined:
     """What a value is that combines the samples."""
 
     why: str = ""  # why the value of the batch isn't the mean over micro-batches; "" = it is
+    sizes: frozenset[int] = frozenset()  # of a sum: the numbers of samples, or of elements, that make it a mean
 
 
 def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> str:
@@ -91,46 +95,53 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
         elif node in needed and any(each in states for each in node.all_input_nodes) and not _is_free(node, batch):
             apart = {source: s.dim for source in node.all_input_nodes if isinstance(s := states.get(source), _Apart)}
             combined = {source: s for source in node.all_input_nodes if isinstance(s := states.get(source), _Combined)}
+            parts = {cast(_Apart, states[source]).part for source in apart} - {None}
             if not apart:
-                states[node] = _combined_further(node, rows, combined)
+                states[node] = _combined_further(node, combined)
             elif why := next((s.why for s in combined.values() if s.why), "") or _ignoring(node, batch):
                 states[node] = _Combined(why)
-            elif rows > 1 and _compares(node, apart, bool(combined)):
+            elif rows > 1 and (_compares(node, apart, bool(combined)) or (len(parts) > 1 and not _joins(node))):
                 states[node] = _Combined(_IS_COMPARED)
             elif rows > 1 and any(d is not None and _chooses(node, source, d, states) for source, d in apart.items()):
                 states[node] = _Combined(_IS_CHOICE)
             else:
-                state, divided = _of_samples(node, rows, apart), _is_divided(node, rows, states)
+                sizes = _sizes(rows, [*apart, *batch])
+                state, divided = _of_samples(node, rows, apart), _is_divided(node, sizes, states)
                 if isinstance(state, _Apart):
-                    state = _Apart(state.dim, divided)
-                states[node] = _Combined() if divided and state == _Combined(_IS_SUM) else state
+                    part = _part(node, apart, states)
+                    inherited = next(iter(parts)) if len(parts) == 1 else None
+                    states[node] = _Apart(state.dim, divided, inherited if part is None else part)
+                elif state.why == _IS_SUM:
+                    states[node] = _Combined() if divided else _Combined(_IS_SUM, sizes)
+                else:
+                    states[node] = state
     of_loss = states.get(loss)
     return of_loss.why if isinstance(of_loss, _Combined) else ""
 
 
-def _combined_further(node: Node, rows: int, states: Mapping[Node, _Combined]) -> _Combined:
+def _combined_further(node: Node, states: Mapping[Node, _Combined]) -> _Combined:
     """What a value is that is made of values that combine samples, and of others that don't depend on the batch."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     reasons = [states[source].why for source in node.all_input_nodes if source in states]
-    why = next(filter(None, reasons), "")
+    why, sizes = next(filter(None, reasons), ""), frozenset.union(*(state.sizes for state in states.values()))
     if why not in ("", _IS_SUM):
         return _Combined(why)
     if packet in (aten.mul, aten.div):
         first, second = cast(tuple[Any, Any], node.args[:2])
         if second in states and (first in states or packet is aten.div):
             return _Combined(_IS_RATIO)
-        if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or _is_number(second, rows)):
+        if why == _IS_SUM and packet is aten.div and (isinstance(second, Node) or second in sizes):
             return _Combined()
     if packet not in _LINEAR:
         return _Combined(_IS_FUNCTION.format(f"{packet.__name__} of a mean or a sum"))
-    return _Combined(why)
+    return _Combined(why, sizes)
 
 
-def _is_divided(node: Node, rows: int, states: Mapping[Node, _Apart | _Combined]) -> bool:
+def _is_divided(node: Node, sizes: Collection[int], states: Mapping[Node, _Apart | _Combined]) -> bool:
     """Whether a value with the samples apart is divided by their number, or is linear in such values."""
     packet: Any = getattr(node.target, "overloadpacket", node.target)
     parts = [states.get(source) for source in node.all_input_nodes]
-    if packet is aten.div and _is_number(node.args[1], rows):
+    if packet is aten.div and not isinstance(node.args[1], Node) and node.args[1] in sizes:
         return True
     further = packet in (aten.add, aten.sub) and not isinstance(node.args[1], Node)  # a number, which isn't divided
     factors = packet in (aten.mul, aten.div) and sum(part is not None for part in parts) > 1
@@ -140,9 +151,17 @@ def _is_divided(node: Node, rows: int, states: Mapping[Node, _Apart | _Combined]
     return packet in _LINEAR and alike and not (further or factors or rest)
 
 
-def _is_number(divisor: Any, rows: int) -> bool:
-    """Whether a divisor seems to be the number of samples, or of their elements; 2 is more likely half of a square."""
-    return isinstance(divisor, int | float) and divisor % rows == 0 and divisor != 2
+def _sizes(rows: int, nodes: Collection[Node]) -> frozenset[int]:
+    """The numbers by which a sum over samples may be divided to be a mean: of samples, or of elements of tensors.
+
+    They are the products of the number of samples and some dimensions. A divisor that is none of them, such as the size
+    of the whole batch, was written as a number. 2 is none of them either: it is more likely half of a square.
+    """
+    sizes = {rows}
+    for node in nodes:
+        factors = [{1, size, size // rows if size % rows == 0 else 1} for size in _layout(node).shape]
+        sizes |= {rows * prod(chosen) for chosen in product(*factors)}
+    return frozenset(sizes - {2})
 
 
 def _is_free(node: Node, batch: Mapping[Node, Any]) -> bool:
@@ -183,6 +202,32 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return len({dim - _layout(source).dim() for source, dim in dims.items()}) > 1
     return False
+
+
+def _joins(node: Node) -> bool:
+    """Whether an op adds up parts of the samples, or puts them together, which compares none of them."""
+    return getattr(node.target, "overloadpacket", None) in _JOINS
+
+
+def _part(node: Node, apart: Mapping[Node, int | None], states: Mapping[Node, _Apart | _Combined]) -> int | None:
+    """The first of the samples that a value takes from a tensor, if it takes neighbours; None if not, or unknown."""
+    if node.target is operator.getitem:
+        split, place = cast(tuple[Node, int], node.args)
+        if getattr(split.target, "overloadpacket", None) not in _SPLITS:
+            return None
+        whole = cast(Node, split.args[0])
+        if not isinstance(state := states.get(whole), _Apart):
+            return None
+        (over,) = _dims(_arguments(split)["dim"], _layout(whole))
+        return sum(part.shape[over] for part in split.meta["val"][:place]) if over == state.dim else None
+    for source, dim in apart.items():
+        chosen = None if dim is None else _chosen(node, source, dim)
+        places = range(_layout(source).shape[dim or 0])
+        if isinstance(chosen, int):
+            return places[chosen]
+        if isinstance(chosen, slice) and chosen.step == 1 and len(places[chosen]) < len(places):
+            return places[chosen].start
+    return None
 
 
 def _chooses(node: Node, source: Node, dim: int, states: Collection[Node]) -> bool:

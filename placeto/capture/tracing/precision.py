@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -74,12 +75,43 @@ _IN_32_BITS = {
 
 @contextmanager
 def autocast(precision: str) -> Iterator[None]:
-    """A context in which ops compute as under a GPU's autocast if the precision is "bf16" or "fp16", else unchanged."""
+    """A context in which ops compute as under a GPU's autocast if the precision is "bf16" or "fp16", else unchanged.
+
+    A module that enters a GPU's autocast by itself, as by `torch.autocast("cuda")`, computes as under that, too.
+    """
     dtype = getattr(torch, PRECISIONS[precision]) if precision in ("bf16", "fp16") else None
-    if dtype is None:
+    with _on_a_gpu(), torch.autocast("cuda", dtype=dtype) if dtype else nullcontext():
         yield
-        return
-    with torch.autocast("cpu", dtype=dtype), _as_on_a_gpu():
+
+
+@contextmanager
+def _on_a_gpu() -> Iterator[None]:
+    """While this is open, `torch.autocast("cuda")` casts on the CPU as on a GPU, also where checkpoints recompute."""
+    begin, enter, leave = torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__
+    opened = list[ExitStack]()
+
+    def on_the_cpu(cast: Any, device_type: str, dtype: torch.dtype | None = None, *how: Any, **named: Any) -> None:
+        usual = torch.get_autocast_dtype("cpu" if device_type == "cpu" else "cuda")
+        begin(cast, "cpu", dtype or usual, *how, **named)
+        cast.as_on_a_gpu = device_type != "cpu"
+
+    def enter_as_on_a_gpu(cast: Any) -> Any:
+        enter(cast)
+        opened.append(ExitStack())
+        if getattr(cast, "as_on_a_gpu", False) and torch.is_autocast_enabled("cpu"):
+            opened[-1].enter_context(_as_on_a_gpu())
+        return cast
+
+    def leave_it(cast: Any, *error: Any) -> Any:
+        opened.pop().close()
+        return leave(cast, *error)
+
+    with (
+        patch.object(torch.autocast, "__init__", on_the_cpu),
+        patch.object(torch.autocast, "__enter__", enter_as_on_a_gpu),
+        patch.object(torch.autocast, "__exit__", leave_it),
+        recomputing_within(_on_a_gpu),
+    ):
         yield
 
 
@@ -100,12 +132,12 @@ def _attention_in_16_bits() -> AbstractContextManager[None]:
 
 
 class _In32Bits(TorchFunctionMode):
-    """While this mode is open, the functions of `_IN_32_BITS` get their 16-bit tensors in 32 bits."""
+    """While this mode is open and autocast is on, functions of `_IN_32_BITS` get their 16-bit tensors in 32 bits."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _IN_32_BITS:
+        if getattr(func, "__name__", "") in _IN_32_BITS and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_widened, (args, kwargs))
         return func(*args, **(kwargs or {}))
 

@@ -143,7 +143,7 @@ def propose(
     if kind == BLOCK:
         size = between(state.counter, 2, LARGEST_BLOCK + 1)
         marked[group] = True
-        head = 0
+        head = 0  # breadth first from the group, through neighbours on its device; `chosen` is the queue
         while head < count and count < size:
             for k in range(near.near_ptr[chosen[head]], near.near_ptr[chosen[head] + 1]):
                 partner = near.near[k]

@@ -1,7 +1,7 @@
 """The compiled loop behind the local searches: propose moves of groups, simulate, accept or not.
 
-`_fill` makes proposals, and draws the score below which each is accepted, its *cutoff*: the present score, and at a
-temperature above 0 a random amount more. A simulation stops above it. `search` compares, and `_accept` moves. The
+`_propose_batch` makes proposals, and draws the score below which each is accepted, its *cutoff*: the present score, and
+at a temperature above 0 a random amount more. A simulation stops above it. `search` compares, and `_accept` moves. The
 *memo* (`State.seen`, `State.bound`) has the scores of simulated placements. A proposal is *known* if the memo says that
 its score isn't below its cutoff: it is rejected without a simulation.
 
@@ -89,9 +89,9 @@ def search(
         The number of simulations made, and the length of the log. If nothing worse is accepted, the search also ends
         after `Rules.known` known proposals in a row.
     """
-    # `asked`: thread with the schedule from which the pool is to make delta estimates; -1 = it is to simulate the batch
+    # `estimating`: the thread from whose schedule the pool is to make delta estimates; -1 = it simulates the batch
     zero: Any = np.int64(0)  # no literal, see `compiled`
-    logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
+    logged, done, known, fruitless, filled, estimating = 0, zero, zero, zero, zero, zero - 1
     simulations, patience, warmth, restart = stretch
     waits, stuck = zero > 0, False
     if thread == 0:
@@ -103,26 +103,26 @@ def search(
         if thread > 0:
             if not wait_for_tasks(pool, number):
                 return done, logged
-        elif asked < 0 and not restart:  # 1. propose a batch
+        elif estimating < 0 and not restart:  # 1. propose a batch
             if done == simulations or stuck or (fruitless >= patience and not waits):
                 return done, logged
             counts = done, simulations, min(len(batch.size) - 1, simulations - done)
             streaks = known, fruitless, patience
-            filled, known, fruitless, waits, stuck = _fill(
+            filled, known, fruitless, waits, stuck = _propose_batch(
                 near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
             )
         restart = False
         if thread == 0:  # 2. all threads simulate it, or make the estimates that were asked for
-            call(pool, filled if asked < 0 else state.num_critical[0], asked)
+            call(pool, filled if estimating < 0 else state.num_critical[0], estimating)
         take_part(flat, near, state, batch, pool, thread)
         if thread > 0:
             continue
         await_all(pool)
-        if asked >= 0:  # the odds of the next proposals are made of the estimates
-            _weigh(state, rules.estimate_unit)
-            asked = -1
+        if estimating >= 0:  # the odds of the next proposals are made of the estimates
+            _set_odds(state, rules.estimate_unit)
+            estimating = -1
             continue
-        for i in range(filled):  # 3. as if one after the other: those after an accepted proposal are dropped
+        for i in range(filled):  # 3. accept or reject, one after the other; those after an accepted one are dropped
             done += 1
             score, cutoff = batch.score[i], batch.cutoff[i]
             state.seen[batch.entry[i]] = batch.key[i]
@@ -130,13 +130,15 @@ def search(
             if score <= cutoff:
                 known, waits, stuck = 0, False, False
                 fruitless = 0 if score < state.score[0] else batch.fruitless[i]
-                _accept(near, state, batch, pool, i, _goal(warmth, done, simulations))
-                if _keep(state, score, batch.makespan[i], batch.overflow[i]):
+                _accept(near, state, batch, pool, i, _share_of_worse(warmth, done, simulations))
+                if _keep_best(state, score, batch.makespan[i], batch.overflow[i]):
                     log.simulation[logged] = done
                     log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
                     logged += 1
-                _look(flat, near, state, scratch_of(pool, batch.thread[i], zero), batch.sends[i], batch.makespan[i])
-                asked = batch.thread[i] if rules.estimate_unit > 0.0 else -1
+                _prepare_estimates(
+                    flat, near, state, scratch_of(pool, batch.thread[i], zero), batch.sends[i], batch.makespan[i]
+                )
+                estimating = batch.thread[i] if rules.estimate_unit > 0.0 else -1
                 break
 
 
@@ -173,7 +175,7 @@ def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i
 
 
 @compiled(inner=True)
-def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
+def _keep_best(state: State, score: float, makespan: float, overflow: float) -> bool:
     """Copy the current placement to the best one if it is better; returns whether it is.
 
     A placement that fits into memory is better than one that doesn't; otherwise the smaller score is better.
@@ -187,14 +189,14 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
 
 
 @compiled(inner=True)
-def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
+def _share_of_worse(warmth: tuple[float, float], done: int, simulations: int) -> float:
     """The share of proposals to accept though worse, after `done` of `simulations`; it falls geometrically."""
     hot, cold = warmth
     return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
 
 
 @compiled(inner=True)
-def _copy(batch: Batch, source: int, to: int) -> None:
+def _copy_proposal(batch: Batch, source: int, to: int) -> None:
     """Copy proposal `source` of the batch, which wasn't simulated yet, to entry `to`."""
     count = batch.size[source]
     batch.size[to] = count
@@ -205,7 +207,7 @@ def _copy(batch: Batch, source: int, to: int) -> None:
 
 
 @compiled(inner=True, inline="always")
-def _fill(
+def _propose_batch(
     near: Neighbourhood,
     state: State,
     rules: Rules,
@@ -241,7 +243,7 @@ def _fill(
     spare = len(batch.size) - 1
     while filled < most and (waits or fruitless < patience):
         if waits:
-            _copy(batch, spare, filled)
+            _copy_proposal(batch, spare, filled)
             waits = False
         else:
             fruitless += 1
@@ -263,23 +265,23 @@ def _fill(
                 return filled, known, fruitless, False, True
             batch.cutoff[filled] = np.inf  # accept the next proposal whatever its score, to get away
         elif (batch.entry[:filled] == entry).any():  # only that one's simulation tells whether this one is known
-            _copy(batch, filled, spare)
+            _copy_proposal(batch, filled, spare)
             return filled, known, fruitless, True, False
         elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
             known += 1
             if hot > 0.0:  # the temperature changes as by a simulated rejection
-                state.temperature[0] *= np.exp(_STEER * _goal(warmth, done + filled, simulations))
+                state.temperature[0] *= np.exp(_STEER * _share_of_worse(warmth, done + filled, simulations))
             continue
         known = 0
         batch.temperature[filled] = state.temperature[0]
         filled += 1
         if hot > 0.0:
-            state.temperature[0] *= np.exp(_STEER * _goal(warmth, done + filled, simulations))
+            state.temperature[0] *= np.exp(_STEER * _share_of_worse(warmth, done + filled, simulations))
     return filled, known, fruitless, False, False
 
 
 @compiled(inner=True, inline="always")
-def _look(
+def _prepare_estimates(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
     """Find the critical groups of the current schedule, and fill `scratch` with slacks and timelines for estimates."""
@@ -300,7 +302,7 @@ def _look(
 
 
 @compiled(inner=True)
-def _weigh(state: State, unit: float) -> None:
+def _set_odds(state: State, unit: float) -> None:
     """Turn the delta estimates of critical groups' moves into odds (`State.weight`).
 
     A move whose estimate is worse than the best one by `unit` x the score has 1 / e of the best one's odds.

@@ -15,9 +15,9 @@ from placeto.heuristics.baechi import try_m_sct, try_m_topo
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.local_search.part_of_cluster import start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
-from placeto.heuristics.order_choice import choose_order, order_chosen_again, orders_to_try
 from placeto.heuristics.partition import try_expert, try_metis
-from placeto.heuristics.plans import try_plans
+from placeto.heuristics.pipelines.order_choice import choose_order, order_chosen_again, orders_to_try
+from placeto.heuristics.pipelines.plans import try_plans
 from placeto.heuristics.repair import repair
 from placeto.heuristics.rules import Rule
 from placeto.problem.grouping import Groups, cut_groups

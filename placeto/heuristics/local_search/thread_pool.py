@@ -27,14 +27,14 @@ from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
-NEXT, LIMIT, BUSY, CALL, ASKED = 0, 8, 16, 24, 32
+NEXT, LIMIT, BUSY, CALL, ESTIMATING = 0, 8, 16, 24, 32
 """Entries of `ThreadPool.control`. They are 64 bytes apart, so that each has a cache line of its own.
 
 - `NEXT`: the next task that no thread has taken; `_NONE` between two batches.
 - `LIMIT`: the number of tasks. Once a proposal is accepted, it is the number of tasks up to this one.
 - `BUSY`: the number of threads that work on tasks.
 - `CALL`: the number of this call of the search; it changes when the call ends.
-- `ASKED`: if the tasks are delta estimates, the thread whose record has the schedule; else -1.
+- `ESTIMATING`: if the tasks are delta estimates, the thread whose record has the schedule; else -1.
 """
 _NONE = 1 << 40  # larger than any number of tasks
 _AWAKE = 200  # polls after which a thread lets others use the core once
@@ -95,7 +95,7 @@ def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int)
     """Return a pool whose threads have no work yet."""
     ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
-    control[NEXT], control[ASKED] = _NONE, -1
+    control[NEXT], control[ESTIMATING] = _NONE, -1
     return ThreadPool(
         control,
         placement=np.zeros((threads, int(flat.op_offset[-1])), np.int64),
@@ -156,13 +156,13 @@ def dismiss(pool: ThreadPool) -> None:
 
 
 @compiled(inner=True)
-def call(pool: ThreadPool, count: int, asked: int) -> None:
+def call(pool: ThreadPool, count: int, estimating: int) -> None:
     """Give the threads `count` tasks.
 
-    With `asked` -1 they are the proposals of the batch. Otherwise they are the critical groups, whose moves get delta
-    estimates by the schedule of thread `asked`.
+    If `estimating` is -1, they are the proposals of the batch. Otherwise they are the critical groups, whose moves get
+    delta estimates by the schedule of thread `estimating`.
     """
-    atomics.store(pool.control, ASKED, asked)
+    atomics.store(pool.control, ESTIMATING, estimating)
     atomics.store(pool.control, LIMIT, count)
     atomics.store(pool.control, NEXT, 0)
 
@@ -189,9 +189,9 @@ def take_part(
         i = atomics.add(control, NEXT, 1)
         if i >= atomics.load(control, LIMIT):
             break
-        asked = atomics.load(control, ASKED)
-        if asked >= 0:
-            _estimate(flat, near, state, i, scratch_of(pool, asked, thread))
+        estimating = atomics.load(control, ESTIMATING)
+        if estimating >= 0:
+            _estimate(flat, near, state, i, scratch_of(pool, estimating, thread))
             continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.errors import PlanError
-from placeto.heuristics.plans import all_plans, make_plan
+from placeto.heuristics.pipelines.plans import all_plans, make_plan
 from placeto.problem.checks import checked
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.plans import all_plans
+from placeto.heuristics.pipelines.plans import all_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

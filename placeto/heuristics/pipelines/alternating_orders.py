@@ -10,7 +10,7 @@ al., ICLR 2024, arXiv 2401.10241).
 Each device keeps to this order and waits for the next op in it. A device that ran any op that is ready instead would be
 late with ops that all others wait for, or would hold more chunks.
 
-Legend: N ops, E edges, C chunks, D devices; chunks are those of `placeto.heuristics.bounded_orders`.
+Legend: N ops, E edges, C chunks, D devices; chunks are those of `placeto.heuristics.pipelines.bounded_orders`.
 """
 
 from __future__ import annotations

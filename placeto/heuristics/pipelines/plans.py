@@ -22,10 +22,10 @@ import numpy as np
 
 from placeto.errors import PlanError
 from placeto.heuristics.naive import try_single
-from placeto.heuristics.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.plan_chunks import chunk_score
+from placeto.heuristics.pipelines.order_choice import choose_order, orders_to_try, try_bounded_orders
+from placeto.heuristics.pipelines.plan_chunks import chunk_score
+from placeto.heuristics.pipelines.stage_program import stage_programs
 from placeto.heuristics.repair import repair
-from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph.module_paths import LOSS
 from placeto.problem.problem import PlacementProblem
@@ -90,8 +90,8 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False, contiguous: b
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. Afterwards the evaluator's
     dispatch is the static order of the best placement. The best plans are also tried in orders that are made for their
-    placements: see `placeto.heuristics.bounded_orders`. If there are no micro-batches, or the problem's dispatch is no
-    static order, the dispatch stays as it is.
+    placements: see `bounded_orders`. If there are no micro-batches, or the problem's dispatch is no static order, the
+    dispatch stays as it is.
 
     Args:
         evaluator: scores, and keeps the best.

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from placeto.heuristics.alternating_orders import Chunks, in_turns, turns
+from placeto.heuristics.pipelines.alternating_orders import Chunks, in_turns, turns
 from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.flat import LONE, FlatProblems
@@ -50,7 +50,7 @@ def bounded_orders(
     chunks that P, P + 1 or 2 P micro-batches have there. Of ready ops of the forward pass, those of later chunks come
     first. If a device has several chunks of a micro-batch, there are also orders in which it takes the micro-batches in
     rounds of P: the first chunk of all of them, then the second chunk of all. The last order is that of
-    `placeto.heuristics.alternating_orders`.
+    `placeto.heuristics.pipelines.alternating_orders`.
 
     Gradients of weights that are deferred keep activations in memory until then. Without `defer` they are in the class
     of the other gradients, ready ops of a class run in the order of the program, as in PyTorch, and there are only

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.block_costs import BlockCosts
-from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plan_chunks import chunk_problem
+from placeto.heuristics.pipelines.block_costs import BlockCosts
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.plan_chunks import chunk_problem
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan, Stages
 from placeto.simulator.memory import penalised

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -19,7 +19,7 @@ _ON_ORDERS = 0.02  # share of the budget that is left after the starts, for choo
 
 
 def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
-    """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it.
+    """Simulate a placement (N,) in the orders that `placeto.heuristics.pipelines.bounded_orders` makes for it.
 
     If it fits in none of them, those that need less memory are tried until it fits: they defer no gradients of weights,
     or have falling bounds.
