@@ -5,7 +5,8 @@ python -m experiments.collectives [--data ../shared/data/outside/vtrain]
 VIA-Research/vTrain (MICRO 2024, arXiv 2312.12391, MIT) measured NCCL's all-reduces of 1 to 1024 MiB, in steps of one
 MiB, on 2, 4 and 8 A100 of a host. `collective_us` has them for the links of the preset `8xa100-40gb`. Three numbers of
 it were chosen near the best for these tables: the fixed part, the time of a hop, and the share of the bandwidth. Those
-of the last rows are chosen on two of the tables, for the third.
+of the last rows are chosen on two of the tables, for the third. Rings are also simulated, transfer by transfer, as
+those of replicas are: over links as collectives reach them, and over all of the links.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from experiments.command import command
 from experiments.tables import markdown
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs.collectives import HOP, SHARE, START_US, collective_us
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.tool_steps.data_parallel import ring_us
 
 RANKS = (2, 4, 8)
 OCTAVES = (1, 4, 16, 64, 256, 1024)
@@ -48,6 +52,7 @@ def main(config: Collectives) -> None:
         print(f"skipped: there is no {config.data}")
         return
     cluster = load_cluster("8xa100-40gb")
+    problem = PlacementProblem(ComputationGraph.from_ops("nothing", [{"name": "nothing"}]), cluster)
     bandwidth, latency_us = float(cluster.bandwidth[0, 1]), float(cluster.latency_us[0, 1])
     measured = {ranks: read_all_reduces(config.data, ranks) for ranks in RANKS}
 
@@ -70,7 +75,10 @@ def main(config: Collectives) -> None:
     models: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
         f"one share, {SHARE:g}": ours,
         "without it: all of the bandwidth": lambda sizes, ranks: ours(sizes, ranks, 1 / SHARE),
-        "transfers of the simulator in a ring": lambda sizes, ranks: ring(sizes, ranks, np.array([0.0, 1.0, 1.0])),
+        "simulated ring of replicas": lambda sizes, ranks: np.array(
+            [ring_us(problem, range(ranks), int(size)) for size in sizes]
+        ),
+        "transfers over all of a link": lambda sizes, ranks: ring(sizes, ranks, np.array([0.0, 1.0, 1.0])),
         "numbers chosen on the other two": lambda sizes, ranks: ring(sizes, ranks, chosen_without(ranks)),
     }
     spans = [f"{low} to {high} MiB" for low, high in pairwise(OCTAVES)]

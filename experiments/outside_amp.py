@@ -10,8 +10,9 @@ all of the network computes in float16 under DeepSpeed. Gradients are summed in 
 also between the first and the last stage, which both have it. Links are those of g4dn.12xlarge: PCIe 3.0 within a host,
 and between hosts 50 Gb/s of Ethernet, of which TCP leaves 94 %.
 
-Gradients are summed round a ring, as NCCL does. In a free placement, the simulator sums them at each parameter's home,
-on each host first, and sends the weights on: as many bytes. The last table has both exchanges alone.
+Gradients are summed round a ring, as NCCL does, whose transfers reach a share of a link: that of all-reduces of A100
+(`experiments.collectives`). In a free placement, the simulator sums them at each parameter's home, on each host first,
+and sends the weights on: as many bytes, over all of a link. The last table has both exchanges alone.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from placeto.problem.cluster import Cluster, Link, Topology
 from placeto.problem.cluster.boards import T4
 from placeto.problem.cluster.presets import PCIE3, PCIE_LATENCY_US
 from placeto.problem.costs import EFFICIENCY
+from placeto.problem.costs.collectives import SHARE
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
@@ -159,6 +161,7 @@ def step_of(strategy: Strategy, graph: ComputationGraph, cluster: Cluster) -> Pi
         receive_us=np.zeros(devices),
         waits=True,
         tied_bytes=2 * WORDS * WIDTH,
+        sum_share=SHARE,
     )
 
 

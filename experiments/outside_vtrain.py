@@ -204,15 +204,12 @@ def without_overhead(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, overhead_us=0.0) for device in cluster.devices))
 
 
-def simulate_all(
-    rows: Sequence[Row], cluster: Cluster, ring: bool = False, launch_us: float = 0.0, known: int = len(KNOWN)
-) -> np.ndarray:
+def simulate_all(rows: Sequence[Row], cluster: Cluster, launch_us: float = 0.0, known: int = len(KNOWN)) -> np.ndarray:
     """(K,) milliseconds of the steps.
 
     Args:
         rows: the plans.
         cluster: the boards and links.
-        ring: whether sums of gradients are transfers, each link with all of its bandwidth.
         launch_us: of an op; passes take as long as the host needs to launch their ops, at least.
         known: see `layers_knowing`.
     """
@@ -227,7 +224,7 @@ def simulate_all(
             backward_us = row.layers / row.stages * float(parts[row.part].time_us[1, 1])
             hidden_us = backward_us if known else math.inf
             step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden_us))
-        found.append(simulated(replace(step, sum_us=None) if ring else step, whole).makespan_us / 1e3)
+        found.append(simulated(step, whole).makespan_us / 1e3)
     return np.array(found)
 
 
@@ -381,7 +378,6 @@ def main(config: OutsideVtrain) -> None:
         "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, faster),
         launching: simulate_all(rows, cluster, launch_us=LAUNCH_US),
         "both": simulate_all(rows, faster, launch_us=LAUNCH_US),
-        "gradients are summed by transfers of the simulator": simulate_all(rows, cluster, ring=True),
         "one factor for each size of micro-batches and width": with_factors(rows, ms),
     }
     print(f"{markdown(errors_by_kind(rows, ms))}\n")

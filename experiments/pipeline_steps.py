@@ -51,6 +51,7 @@ class PipelineStep:
     tied_bytes: int = 0  # of gradients that the first and the last stage sum, each with its peer
     turns: Mapping[tuple[bool, int, int], int] | None = None  # by (backward, stage, micro-batch), of another schedule
     sum_us: Callable[[int, int], float] | None = None  # of an all-reduce, by bytes and devices, in place of transfers
+    sum_share: float = 1.0  # of a link's bandwidth, which transfers of sums reach; 1 for links that sums were timed on
 
 
 @dataclass
@@ -198,7 +199,7 @@ def _sums(step: PipelineStep, program: Program) -> None:
         if len(members) > 1 and step.sum_us:
             given = _collective(program, name, members, step.sum_us(size, len(members)), ended, turn)
         elif len(members) > 1:
-            given = _ring(program, name, members, size // len(members), ended, turn)
+            given = _ring(program, name, members, int(size / len(members) / step.sum_share), ended, turn)
         else:
             continue
         for device, outputs in given.items():

@@ -20,9 +20,9 @@ def advice(problem: PlacementProblem, makespan_us: float) -> str:
 @pytest.mark.parametrize(
     ("makespan_us", "sentence"),
     [
-        (900.0, "gives 1.50 to 1.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: use it"),
-        (550.0, "gives 0.92 to 1.10 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: which"),
-        (400.0, "gives 0.67 to 0.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: the pl"),
+        (900.0, "gives 1.41 to 1.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.28 ms: use it"),
+        (550.0, "gives 0.86 to 1.10 times the samples a second and fits, with 2 batches in 1.00 ms to 1.28 ms: which"),
+        (400.0, "gives 0.63 to 0.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.28 ms: the pl"),
     ],
 )
 def test_who_should_rather_use_it(makespan_us: float, sentence: str) -> None:

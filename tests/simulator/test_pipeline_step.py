@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from placeto.formats.exports import torch_pipeline
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
+from placeto.problem.costs.collectives import collective_us
 from placeto.problem.costs.profiled import Fit, Profiled
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
@@ -97,6 +98,18 @@ def test_a_ring_takes_its_transfers_and_additions() -> None:
         part = 8 * LAYER / 4
         addition = 16 * 10.0 + 0.01 * part if measured else 1.0 + 1e-5 * 3 * part
         assert took == pytest.approx(6 * (50.0 + part / 1000.0) + 3 * addition, rel=0.01)
+
+
+def test_a_ring_of_gpus_takes_what_collectives_take() -> None:
+    """On links on which bytes decide; where latencies do, it takes its transfers."""
+    for latency_us, us in ((0.0, collective_us("all_reduce", 8 * LAYER, 4, 1.0, 0.0)), (1e6, 6e6 + 12 * LAYER)):
+        on = planned(GRAPH, [(0, 1, 2, 3)])
+        links = {"bandwidth": np.ones((4, 4)), "latency_us": np.full((4, 4), latency_us), "shared_links": ()}
+        problem = PlacementProblem(GRAPH, replace(on.problem.cluster, **links), on.problem.costs)
+        step = torch_pipeline(simulate(problem, on.placement, plan=on.plan)).step
+        names = step.problem.graph.op_names
+        begun, ended = ([op for op, name in enumerate(names) if what in name] for what in (", gradients", "summed up"))
+        assert step.finish_us[ended].max() - step.start_us[begun].max() == pytest.approx(us, rel=1e-3)
 
 
 def test_what_the_gradients_of_inputs_need_is_kept_until_those_of_weights_are_computed() -> None:

@@ -9,8 +9,8 @@ from placeto.simulator.tool_steps.routes import Hop, over_hosts, ring, shares
 def test_routes_over_hosts_worked_out_by_hand() -> None:
     """Devices 0 and 1 are on one host, 2 on the next, 3 and 4 on the last."""
     routes = over_hosts(range(5), np.array([0, 0, 1, 2, 2]))
-    assert routes.sent[1] == (Hop(1, None, (0, 1)), Hop(2, 1, (2,)), Hop(4, 1, (3, 4)))
-    assert routes.sent[2] == (Hop(2, None, (2,)), Hop(3, 2, (3, 4)), Hop(0, 2, (0, 1)))
+    assert routes.sent[1] == (Hop(1, None, (0, 1)), Hop(2, 1, (2,)), Hop(4, 2, (3, 4)))
+    assert routes.sent[2] == (Hop(2, None, (2,)), Hop(3, 2, (3, 4)), Hop(0, 3, (0, 1)))
     assert routes.summed == routes.sent
 
 

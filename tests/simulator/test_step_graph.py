@@ -7,12 +7,20 @@ import pytest
 
 from placeto.problem.cluster import Link, Topology
 from placeto.problem.cluster.cluster import Cluster
+from placeto.problem.costs.collectives import HOP, SHARE, START_US, collective_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.readings.memory_timeline import GATHER, RELAY
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.routes import Routes, over_hosts, ring, shares
-from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Record, StepGraph, addition
+from placeto.simulator.tool_steps.step_graph import (
+    ADDITION,
+    Exchange,
+    Record,
+    StepGraph,
+    addition,
+    exchange_links,
+)
 from tests.cases import problem_of
 from tests.formats.torch_toys import captured, chain
 from tests.toys import toy_cluster, work
@@ -103,6 +111,24 @@ def test_an_all_reduce_takes_its_rounds_and_its_additions() -> None:
         assert schedule.makespan_us == 6 * 100.0 + 3 * us
         assert np.bincount(schedule.send_src).tolist() == [6] * 4
         assert schedule.peak_memory.tolist() == [100 * (us > 0)] * 4  # a part while it is added; all else is in place
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5, 8, 13])
+@pytest.mark.parametrize("size", [0, 10**3, 10**6, 10**9])
+def test_an_all_reduce_round_a_ring_takes_what_its_model_says(devices: int, size: int) -> None:
+    """Up to 16 ranks, and where the sizes of shares are equal; small tensors of more ranks are summed along trees."""
+    size *= devices
+    matrices = {"bandwidth": np.full((devices, devices), 1000.0), "latency_us": np.full((devices, devices), 7.0)}
+    cluster = replace(toy_cluster(devices), **matrices)
+    links, as_they_arrive = exchange_links(cluster, range(devices), 2 * (devices - 1))
+    step = StepGraph(problem_of(OPS, cluster), np.zeros(4, np.int64), links)
+    parts = Exchange(
+        "{} on {}".format, shares(size, devices), ring(range(devices)), in_place=True, as_they_arrive=as_they_arrive
+    )
+    step.all_reduce(parts, range(devices))
+    ring_us = START_US + 2 * (devices - 1) * (HOP * 7.0 + size / devices / (SHARE * 1000.0))
+    assert run(step, listed=True).makespan_us == pytest.approx(ring_us)
+    assert collective_us("all_reduce", size, devices, 1000.0, 7.0) == pytest.approx(ring_us) or devices > 8
 
 
 @pytest.mark.parametrize("routes", [ring(range(4)), over_hosts(range(4), np.array([0, 0, 1, 1]))])

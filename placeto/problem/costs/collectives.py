@@ -10,9 +10,16 @@ Each collective begins with a fixed part, each hop has another, and links reach 
 numbers are the round ones near the best for the all-reduces of 2, 4 and 8 A100 that VIA-Research/vTrain measured (MICRO
 2024, arXiv 2312.12391), for the links of `8xa100-40gb`: `python -m experiments.collectives`. Other links are taken to
 reach the same share.
+
+A collective whose transfers are simulated one by one goes over `collective_links`. So it takes as long as
+`collective_us` says of a ring if no other transfer is in its way.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+from placeto.problem.cluster import Cluster
 
 START_US = 35.0
 """Microseconds until a collective has begun on all ranks."""
@@ -49,3 +56,20 @@ def collective_us(kind: str, nbytes: int, ranks: int, bandwidth: float, latency_
         depth = min(ranks, ON_HOST) - 1 + (-(-ranks // ON_HOST) - 1).bit_length()
         ring_us = min(ring_us, 2 * (depth * hop_us + whole_us))
     return START_US + ring_us
+
+
+def collective_links(cluster: Cluster, hops: int) -> Cluster:
+    """Return a cluster on whose links a transfer takes as long as a hop of a collective on those of `cluster`.
+
+    Args:
+        cluster: links by which a program copies a tensor.
+        hops: how many hops of a collective follow one another on a link. Each has an equal part of the fixed part.
+
+    >>> from placeto import load_cluster
+    >>> links = collective_links(load_cluster("8xa100-40gb"), 6)
+    >>> round(float(6 * (links.latency_us[0, 1] + 16 * 10**6 / links.bandwidth[0, 1])), 1)
+    506.6
+    """
+    shared = tuple(replace(link, bandwidth=SHARE * link.bandwidth) for link in cluster.shared_links)
+    latency_us = HOP * cluster.latency_us + START_US / hops
+    return replace(cluster, bandwidth=SHARE * cluster.bandwidth, latency_us=latency_us, shared_links=shared)

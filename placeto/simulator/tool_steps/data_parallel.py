@@ -3,13 +3,14 @@
 Each of D replicas runs the whole step on its own batch, which is as large as the graph's. Then the gradients are summed
 over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, Journal of Parallel and Distributed Computing 69, 2009): 2 (D - 1) rounds, in each of which every device
-sends a D-th of the gradients to the next. Its transfers are simulated.
+sends a D-th of the gradients to the next. Its transfers are simulated, over links as collectives reach them.
 
 Legend: D devices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -19,7 +20,7 @@ from placeto.problem.cluster import crossings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.simulator.tool_steps.routes import ring, shares
-from placeto.simulator.tool_steps.step_graph import Exchange, StepGraph
+from placeto.simulator.tool_steps.step_graph import Exchange, StepGraph, exchange_links
 
 _ALL_RINGS = 8  # all rings are tried for at most this many devices
 
@@ -81,7 +82,7 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
     """Return the ring over which all devices sum up `size` bytes, and the microseconds that it takes.
 
     With up to eight devices it is the ring whose busiest link is busy for the shortest time. With more, it has the
-    devices in their order. Additions take no time, because libraries add up a part while they receive it.
+    devices in their order.
     """
     cluster, devices = problem.cluster, tuple(range(problem.num_devices))
     if len(devices) == 1 or size == 0:
@@ -98,11 +99,18 @@ def best_ring(problem: PlacementProblem, size: int) -> tuple[tuple[int, ...], fl
 
     rings = ((0, *order) for order in permutations(devices[1:])) if len(devices) <= _ALL_RINGS else [devices]
     best = min(rings, key=busy_us)
-    step = StepGraph(problem, np.zeros(problem.num_ops, np.int64))
-    parts = Exchange("{} on {}".format, shares(size, len(best)), ring(best), in_place=True, cost=lambda *_: {})
-    step.all_reduce(parts, best)
+    return best, ring_us(problem, best, size)
+
+
+def ring_us(problem: PlacementProblem, devices: Sequence[int], size: int) -> float:
+    """Return the microseconds in which devices sum up `size` bytes round a ring, as simulated transfers."""
+    cluster, as_they_arrive = exchange_links(problem.cluster, devices, 2 * (len(devices) - 1))
+    step = StepGraph(problem, np.zeros(problem.num_ops, np.int64), cluster)
+    sizes = shares(size, len(devices))
+    parts = Exchange("{} on {}".format, sizes, ring(devices), in_place=True, as_they_arrive=as_they_arrive)
+    step.all_reduce(parts, devices)
     problem_of_step, placement, order = step.built(listed=True)
-    return best, simulate(problem_of_step, placement, order=order).makespan_us
+    return simulate(problem_of_step, placement, order=order).makespan_us
 
 
 def ratio(time_us: float, other_us: float) -> float:

@@ -10,7 +10,8 @@ weight, computes them itself at the beginning of each forward pass.
 
 Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
 chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
-takes the time of its ops, and an addition of a ring takes the time that it would take as an op.
+takes the time of its ops. An addition of a ring of GPUs then takes what a collective takes beside its transfers, which
+have all of a link, as those between stages have. Nothing else runs on the device meanwhile. On CPUs, it is an op.
 
 Legend: N ops, S stages, R replicas, D devices.
 """
@@ -36,7 +37,15 @@ from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import ChunkOrder, order_chunks
 from placeto.simulator.tool_steps.routes import ring, shares
-from placeto.simulator.tool_steps.step_graph import ADDITION, Exchange, Output, Record, StepGraph, addition
+from placeto.simulator.tool_steps.step_graph import (
+    ADDITION,
+    Exchange,
+    Output,
+    Record,
+    StepGraph,
+    addition,
+    exchange_links,
+)
 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
 """Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
@@ -293,19 +302,25 @@ def _begin_chunk(step: StepGraph, device: int, stage: int, kind: str, micro_batc
 
 def _all_reduce(step: StepGraph, stage: int, devices: Sequence[int], gradients: _Gradients) -> None:
     """Add the ops by which the replicas of a stage sum up their gradients."""
-    problem = step.problem
+    problem, cluster, count = step.problem, step.problem.cluster, len(devices)
+    links, as_they_arrive = exchange_links(cluster, devices, 2 * (count - 1))
+    before = dict(zip(devices, [devices[-1], *devices], strict=False))
 
     def name(what: str, device: int) -> str:
         return f"gradients of stage {stage}, {what} on {problem.cluster.device_names[device]}"
 
     def cost(device: int, count: int, size: float) -> Record:
-        fit = _measured(problem, device, SUM)
-        if fit is None or count == 0:
+        fit, link = _measured(problem, device, SUM), (before[device], device)
+        if count == 0 or not (fit or as_they_arrive):
             return addition(device, count, size)
-        us = gradients.tensors * fit.fixed_us + fit.us_per_byte * size
-        return addition(device, count, size) | {"type": SUM, "time_us": {problem.cluster.devices[device].kind: us}}
+        if fit:
+            us = gradients.tensors * fit.fixed_us + fit.us_per_byte * size
+        else:  # twice what a hop of a collective takes beside its transfer: this one, and that which brings the sum
+            hop_us, sent_us = (float(each.latency_us[link] + size / each.bandwidth[link]) for each in (links, cluster))
+            us = round(2 * max(hop_us - sent_us, 0.0), 6)
+        return addition(device, count, size) | {"type": SUM, "time_us": {cluster.devices[device].kind: us}}
 
-    sizes, routes = shares(gradients.bytes, len(devices)), ring(devices)
+    sizes, routes = shares(gradients.bytes, count), ring(devices)
     step.all_reduce(Exchange(name, sizes, routes, {"pass": "backward"}, in_place=True, cost=cost), devices)
 
 

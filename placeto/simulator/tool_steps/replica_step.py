@@ -17,8 +17,9 @@ In stages 2 and 3 devices gather and sum for each of their micro-batches. The ne
 so that two units are in memory. A unit is a block of the model, or the modules between two blocks.
 
 Gathering and summing become ops of a graph, which the simulator runs as any other. A device runs its micro-batches one
-after the other, and its ops in the order of the program, as eager PyTorch does. A tensor for another host is sent there
-once, to one device, which passes it on. Gradients are first summed on each host.
+after the other, and its ops in the order of the program, as eager PyTorch does. Transfers go over links as collectives
+reach them (`placeto.problem.costs.collectives`). A tensor goes round a ring of hosts, on each to one device, which
+passes it on. Gradients are first summed on each host.
 
 Legend: N ops, E edges, M micro-batches, n devices.
 """
@@ -39,7 +40,14 @@ from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.graph.module_paths import unit_of
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.tool_steps.routes import over_hosts, shares
-from placeto.simulator.tool_steps.step_graph import Exchange, Output, Record, StepGraph, addition
+from placeto.simulator.tool_steps.step_graph import (
+    Exchange,
+    Output,
+    Record,
+    StepGraph,
+    addition,
+    exchange_links,
+)
 
 
 def replicated(problem: PlacementProblem, device: Sequence[int], sharding: int) -> tuple[PlacementProblem, np.ndarray]:
@@ -72,7 +80,10 @@ class _Replicas:
         self.devices = list(dict.fromkeys(device))  # (n,)
         if sharding > 1 and list(device) != self.devices * (len(device) // len(self.devices)):
             raise ValueError(f"in stage {sharding} devices take turns, which {list(device)} doesn't say")
-        self.step = StepGraph(problem, self.device[np.maximum(0, self.graph.micro_batches)])
+        others = len(self.devices) - 1  # to which a device sends one after the other, or over a link to each at once
+        hops = (2 if sharding == 1 else 1) * (others if problem.cluster.link == "egress" else min(others, 1))
+        links, self.as_they_arrive = exchange_links(problem.cluster, self.devices, hops)
+        self.step = StepGraph(problem, self.device[np.maximum(0, self.graph.micro_batches)], links)
         self.turn = [list(device[:micro_batch]).count(on) for micro_batch, on in enumerate(device)]  # (M,)
         self.shared = self.step.shared
         self.units, self.unit = _units(self.graph, self.shared)
@@ -107,7 +118,8 @@ class _Replicas:
                 whole += "'"
             return whole
 
-        return Exchange(name, shares(size, len(self.devices)), self.routes, fields)
+        sizes = shares(size, len(self.devices))
+        return Exchange(name, sizes, self.routes, fields, as_they_arrive=self.as_they_arrive)
 
     def _copy(self) -> None:
         """In stage 1: give each device all parameters, and what is made of them; others send it their trained parts."""

@@ -52,10 +52,10 @@ def _chain(devices: Sequence[int]) -> Route:
 
 
 def over_hosts(devices: Sequence[int], host: np.ndarray) -> Routes:
-    """Return routes that cross to each other host once, to the device that has the same number within its host.
+    """Return routes round a ring of hosts, on each by way of the device that has the same number within its host.
 
-    Part p is summed up on device p: first on each other host. Each host sends to the next host first, then to that
-    after it, and so on. So not all devices send to one host at once.
+    Part p is summed up on device p, and sent from there to the next host, from this to that after it, and so on. So
+    each host receives from one other host alone, and no transfer waits behind that of a third host.
 
     Args:
         devices: the devices that have parts.
@@ -69,8 +69,9 @@ def over_hosts(devices: Sequence[int], host: np.ndarray) -> Routes:
         turn = next(number for number, those in enumerate(hosts) if device in those)
         same_host, number = hosts[turn], hosts[turn].index(device)
         others = hosts[turn + 1 :] + hosts[:turn]
-        hops = [Hop(those[number % len(those)], device, those) for those in others]
-        routes.append((Hop(device, None, same_host), *hops))
+        ways = [device, *(those[number % len(those)] for those in others)]
+        hops = zip(ways, [None, *ways], [same_host, *others], strict=False)
+        routes.append(tuple(Hop(*hop) for hop in hops))
     return Routes(tuple(routes), tuple(routes))
 
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from placeto.problem.cluster import Cluster
+from placeto.problem.costs.collectives import collective_links
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT, gradient_sums, of_no_micro_batch
@@ -45,6 +47,20 @@ def addition(device: int, count: int, size: float) -> Record:
     return {"type": ADDITION, "flops": count * size / 4, "bytes_accessed": 3.0 * count * size}
 
 
+def exchange_links(cluster: Cluster, devices: Sequence[int], hops: int) -> tuple[Cluster, bool]:
+    """Return the links as collectives of devices reach them, and whether these add up parts while they arrive.
+
+    Collectives of GPUs do. On CPUs, they are those of gloo: they reach all of a link, and additions take time as ops.
+
+    Args:
+        cluster: links by which a program copies a tensor.
+        devices: those that take part.
+        hops: how many hops of a collective follow one another on a link.
+    """
+    gpus = not any(cluster.devices[device].is_cpu for device in devices)
+    return (collective_links(cluster, hops), True) if gpus and hops else (cluster, gpus)
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What devices exchange in P parts, and how."""
@@ -54,6 +70,7 @@ class Exchange:
     routes: Routes  # of each part
     fields: Record = field(default_factory=dict)  # of all ops
     in_place: bool = False  # whether what devices receive or sum up has memory of its own for the whole step
+    as_they_arrive: bool = False  # whether parts are added up while they arrive, so that an addition takes no time
     cost: Callable[[int, int, float], Record] = addition  # of an op that adds up parts; arguments as of `addition`
 
     def output(self, part: int, resident: bool = False) -> Record:
@@ -65,9 +82,16 @@ class Exchange:
 class StepGraph:
     """Builds the problem of a step as a tool runs it. A device's ops are in the order in which they are added."""
 
-    def __init__(self, problem: PlacementProblem, device: np.ndarray) -> None:
-        """Begin without ops; `device` (N,) has the device on which `keep` puts each op of the captured step."""
+    def __init__(self, problem: PlacementProblem, device: np.ndarray, links: Cluster | None = None) -> None:
+        """Begin without ops.
+
+        Args:
+            problem: the problem of the captured step.
+            device: (N,) the device on which `keep` puts each op of it.
+            links: the cluster, with the links over which the step sends; None = the problem's.
+        """
         self.problem, self.captured, self.device = problem, problem.graph, device
+        self.links = links or problem.cluster
         graph = problem.graph
         # (N,) bool: ops of no micro-batch; sums of gradients, and what depends on them; ops that tools run as they are
         self.shared, self.summed, self.kept = _roles(graph)
@@ -173,6 +197,8 @@ class StepGraph:
         for hops in zip(*exchange.routes.sent, strict=True):
             for part, hop in enumerate(hops):
                 ends = [end for end in hop.ends if end in read]
+                if hop.before is not None:
+                    part_on[part, hop.device] = part_on[part, hop.before]
                 if ends and hop.before is not None:
                     name = exchange.name(f"part {part} passed on", hop.device)
                     fields: Record = {"type": RELAY, "inputs": [part_on[part, hop.before]]} | exchange.output(part)
@@ -206,7 +232,8 @@ class StepGraph:
             for part, hop in enumerate(hops):
                 inputs = [*((scattered[end], part) for end in hop.ends), *arrived[part, hop.device]]
                 last = hop.before is None
-                cost = exchange.cost(hop.device, len(inputs) - 1 + (again and last), sizes[part])
+                count = (0 if exchange.as_they_arrive else len(inputs) - 1) + (again and last)
+                cost = exchange.cost(hop.device, count, sizes[part])
                 name = exchange.name("part of gradients" if last else f"part {part} summed up", hop.device)
                 fields = exchange.fields | cost | {"inputs": inputs} | exchange.output(part, last)
                 sums[part] = self.add(name, hop.device, fields)
@@ -226,7 +253,7 @@ class StepGraph:
         runs first what is ready first, and the order is None.
         """
         graph, placement = self._graph(), np.array(self._placement, np.int64)
-        problem = PlacementProblem(graph, self.problem.cluster, self.problem.costs, "list" if listed else "fifo")
+        problem = PlacementProblem(graph, self.links, self.problem.costs, "list" if listed else "fifo")
         lists = [np.flatnonzero(placement == device).tolist() for device in range(problem.num_devices)]
         return problem, placement, order_of_lists(graph, lists) if listed else None
 
