@@ -258,7 +258,7 @@ def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
     def one_each(plan: Plan) -> bool:
         return len(plan.devices) == len(plan.used) == problem.num_devices and not plan.interleaved
 
-    plans = [plan for _, plan in ranked_plans(problem, one_each) if one_each(plan)][:2]
+    plans = [each.plan for each in ranked_plans(problem, one_each) if one_each(each.plan)][:2]
     return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], None, one_each)]
 
 

@@ -27,6 +27,9 @@ from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.module_step import in_whole_modules
 from placeto.simulator.tool_steps.replica_step import replicated
 
+_ANY = 10**18
+"""Bytes that no device ever needs."""
+
 
 def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple[str, ...] = ()) -> PlannedStep:
     """Return the way in which one device runs all micro-batches, and recomputes `blocks`."""
@@ -91,6 +94,27 @@ def in_order(
         placed, run = made
         return [planned(placed.plan, run, batch, placed, runnable_by)]
     return []
+
+
+def beyond_memory(
+    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
+) -> list[PlannedStep]:
+    """Return the ways of a plan in the order that is best if memory doesn't matter; arguments as of `in_order`."""
+
+    def sized(problem: PlacementProblem, memory: Sequence[int]) -> PlacementProblem:
+        devices = zip(problem.cluster.devices, memory, strict=True)
+        resized = tuple(replace(device, memory=size) for device, size in devices)
+        return replace(problem, cluster=replace(problem.cluster, devices=resized))
+
+    def limited(result: PlacementResult) -> PlacementResult:
+        on = sized(result.problem, problem.cluster.memory.tolist())
+        return replace(result, problem=on, fits=bool((result.schedule().peak_memory <= on.cluster.memory).all()))
+
+    free = in_order(sized(problem, [_ANY] * problem.num_devices), plan, batch, runnable_by, keep)
+    return [
+        replace(way, result=limited(way.result), placement=limited(way.placement) if way.placement else None)
+        for way in free
+    ]
 
 
 def _in_best_order(

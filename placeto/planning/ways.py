@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.errors import PlanError
+from placeto.heuristics.pipelines.plan_chunks import Ranked
 from placeto.heuristics.pipelines.plans import ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
@@ -37,11 +38,11 @@ from placeto.planning.numbers import (
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
 from placeto.planning.runnable import keeping
 from placeto.planning.short_memory import ways_that_fit
-from placeto.planning.single_ways import in_order, one_device, planned, sharded, whole_modules
+from placeto.planning.single_ways import beyond_memory, in_order, one_device, planned, sharded, whole_modules
 from placeto.planning.ways_out import Smaller, ways_out
 from placeto.planning.widths import by_setting, in_widths, one_each
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Plan, Tool
+from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import PlacementResult
 
 if TYPE_CHECKING:
@@ -248,7 +249,8 @@ def _ways_of_plans(
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
     A shape is simulated in the numbers of micro-batches in which its chunks rank best, replicas in all numbers. For
-    each pipeline that the tool can't run, the reason is appended to `refusals`.
+    each pipeline that the tool can't run, the reason is appended to `refusals`. If chunks that don't fit take less time
+    than all ways that fit, the fastest of them is returned as well: it says what the memory costs.
 
     Args:
         problems: the step, by its width and number of micro-batches.
@@ -256,28 +258,33 @@ def _ways_of_plans(
         runnable_by: the tool that is to run the ways; None = any.
         refusals: see above.
     """
-    ranked: dict[Kind, dict[str, dict[Setting, tuple[float, Plan]]]] = {}  # by kind and shape
-    keep = keeping(problems, runnable_by, refusals)
+    ranked: dict[Kind, dict[str, dict[Setting, Ranked]]] = {}  # by kind and shape
+    keep, too_large = keeping(problems, runnable_by, refusals), list[tuple[Setting, Ranked]]()
     for setting, problem in problems.items():
-        for score, plan in ranked_plans(problem, keep[setting]) if problem.graph.num_micro_batches > 1 else ():
-            shapes = ranked.setdefault(kind_of(plan), {})
-            shapes.setdefault(plan.shape(problem.cluster), {}).setdefault(setting, (score, plan))
+        for each in ranked_plans(problem, keep[setting]) if problem.graph.num_micro_batches > 1 else ():
+            shapes = ranked.setdefault(kind_of(each.plan), {})
+            shapes.setdefault(each.plan.shape(problem.cluster), {}).setdefault(setting, each)
+            too_large += [(setting, each)] if each.us < each.score else []
     ways = list[PlannedStep]()
     for kind, shapes in ranked.items():
         shown = 0
         for ranks in sorted(shapes.values(), key=_best_rank)[:_TRIED]:
             if shown == SHOWN:
                 break
-            settings, steps = sorted(ranks, key=lambda setting: ranks[setting][0]), list[PlannedStep]()
+            settings, steps = sorted(ranks, key=lambda setting: ranks[setting].score), list[PlannedStep]()
             for setting in settings if kind == Kind.REPLICAS else settings[:_NUMBERS]:
-                steps += in_order(problems[setting], ranks[setting][1], batch, runnable_by, keep[setting])
+                steps += in_order(problems[setting], ranks[setting].plan, batch, runnable_by, keep[setting])
             shown += bool(steps)
             ways += steps
+    fits_us = min((way.step_us for way in ways if way.fits), default=0.0)
+    for setting, fastest in sorted(too_large, key=lambda each: each[1].us)[:1]:
+        if fastest.us < fits_us:
+            ways += beyond_memory(problems[setting], fastest.plan, batch, runnable_by, keep[setting])
     return ways
 
 
-def _best_rank(ranks: Mapping[Setting, tuple[float, Plan]]) -> float:
-    return min(score for score, _ in ranks.values())
+def _best_rank(ranks: Mapping[Setting, Ranked]) -> float:
+    return min(each.score for each in ranks.values())
 
 
 def _searched(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -217,16 +218,21 @@ def _between_stages(
     return outputs, sources
 
 
-def chunk_score(problem: PlacementProblem, plan: Plan, orders: Iterable[str]) -> float:
-    """Penalised makespan of a plan's chunks in the best of some static orders, in microseconds."""
-    return scheduled(*chunk_problem(problem, plan), orders)[0]
+class Ranked(NamedTuple):
+    """A plan, and how long its chunks take in the best of some static orders."""
+
+    score: float  # microseconds, penalised if the chunks don't fit
+    us: float  # microseconds whatever the memory is, in the order that is best then
+    plan: Plan
 
 
-def scheduled(chunks: PlacementProblem, placement: np.ndarray, orders: Iterable[str]) -> tuple[float, Schedule]:
-    """Return the penalised makespan of chunks in the best of some static orders, in microseconds, and the schedule."""
-    memory, scores = chunks.cluster.memory, list[tuple[float, Schedule]]()
+def rank_plan(problem: PlacementProblem, plan: Plan, orders: Iterable[str]) -> Ranked:
+    """Simulate the chunks of a plan in some static orders."""
+    chunks, placement = chunk_problem(problem, plan)
+    memory, scores, times = chunks.cluster.memory, list[float](), list[float]()
     for order in orders:
         ran = simulate(chunks.under(order), placement)
         overflow = np.maximum(0, ran.peak_memory - memory) / memory
-        scores.append((float(penalised(ran.makespan_us, overflow.sum())), ran))
-    return min(scores, key=lambda scored: scored[0])
+        scores.append(float(penalised(ran.makespan_us, overflow.sum())))
+        times.append(ran.makespan_us)
+    return Ranked(min(scores), min(times), plan)

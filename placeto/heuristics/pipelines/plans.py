@@ -23,7 +23,7 @@ import numpy as np
 from placeto.errors import PlanError
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.pipelines.order_choice import choose_order, orders_to_try, try_bounded_orders
-from placeto.heuristics.pipelines.plan_chunks import chunk_score
+from placeto.heuristics.pipelines.plan_chunks import Ranked, rank_plan
 from placeto.heuristics.pipelines.stage_program import stage_programs
 from placeto.heuristics.repair import repair
 from placeto.problem.cluster.subclusters import halves, subclusters
@@ -145,7 +145,7 @@ def _until_one_fits(evaluator: Evaluator, keep: Callable[[Plan], bool]) -> None:
     orders = orders_to_try(evaluator.problem)
     if evaluator.best_fits or not orders:
         return
-    plans = [plan for _, plan in ranked_plans(evaluator.problem, keep, lambda: evaluator.exhausted)]
+    plans = [each.plan for each in ranked_plans(evaluator.problem, keep, lambda: evaluator.exhausted)]
     placements = [plan.placement(evaluator.problem) for plan in plans]
     for order in orders:
         evaluator.reorder(order)
@@ -188,7 +188,7 @@ def can_run(problem: PlacementProblem, tool: Tool, refusals: list[str], plan: Pl
 
 def ranked_plans(
     problem: PlacementProblem, keep: Callable[[Plan], bool] = _any, ended: Callable[[], bool] = lambda: False
-) -> list[tuple[float, Plan]]:
+) -> list[Ranked]:
     """Simulate the chunks of all plans in the likeliest orders; returns the plans with their scores, the best first.
 
     A part of the cluster is left out if the work alone takes its devices at least as long as the best plan so far.
@@ -199,7 +199,7 @@ def ranked_plans(
         ended: whether no further plan is to be ranked, as when the time is up.
     """
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
-    ranked, best = dict[tuple[object, ...], tuple[float, Plan]](), math.inf
+    ranked, best = dict[tuple[object, ...], Ranked](), math.inf
     for devices in parts_to_plan(problem):
         if least_us(problem, devices) >= best:
             continue
@@ -208,9 +208,9 @@ def ranked_plans(
             joined = plan.joined()
             key = joined.devices, joined.borders, plan.whole
             if not ended() and keep(plan) and key not in ranked:
-                ranked[key] = chunk_score(problem, plan, orders), plan
-                best = min(best, ranked[key][0])
-    return sorted(ranked.values(), key=lambda each: each[0])
+                ranked[key] = rank_plan(problem, plan, orders)
+                best = min(best, ranked[key].score)
+    return sorted(ranked.values(), key=lambda each: each.score)
 
 
 def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> list[Scored]:
@@ -229,22 +229,22 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan], bool] = _any) -> li
     problem = evaluator.problem
     orders = [name for name in FIRST_ORDERS if name in orders_to_try(problem)] or [problem.dispatch]
     ranked = ranked_plans(problem, keep, lambda: evaluator.exhausted)
-    stages = [len(plan.devices) for _, plan in ranked]
+    stages = [len(each.plan.devices) for each in ranked]
     first = _BEST if problem.graph.num_micro_batches > 1 else len(ranked)
     extremes = [stages.index(number) for number in (1, max(stages, default=1)) if number in stages]
     wanted = [*dict.fromkeys([*range(min(first, len(ranked))), *extremes])]
     placements, scores = dict[int, np.ndarray](), dict[int, float]()
     while wanted and not evaluator.exhausted:
-        placements |= {rank: ranked[rank][1].placement(problem) for rank in wanted}
+        placements |= {rank: ranked[rank].plan.placement(problem) for rank in wanted}
         for order in orders:
             evaluator.reorder(order)  # which takes a simulation, so that it is done for several plans at once
             for rank in wanted:
-                score = evaluator.score_plan(ranked[rank][1], placements[rank])
+                score = evaluator.score_plan(ranked[rank].plan, placements[rank])
                 scores[rank] = min(score, scores.get(rank, math.inf))
         best = min(scores.values())
-        least = min(score / max(ranked[rank][0], 1e-9) for rank, score in scores.items())
-        wanted = [rank for rank, (us, _) in enumerate(ranked) if rank not in scores and us * least < best]
-    scored = [(score, ranked[rank][1], placements[rank]) for rank, score in scores.items()]
+        least = min(score / max(ranked[rank].score, 1e-9) for rank, score in scores.items())
+        wanted = [rank for rank, each in enumerate(ranked) if rank not in scores and each.score * least < best]
+    scored = [(score, ranked[rank].plan, placements[rank]) for rank, score in scores.items()]
     return sorted(scored, key=lambda each: each[0])
 
 
