@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placeto.cli.shared.common import find_cluster, note, say
 from placeto.cli.shared.model_config import Model
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> None:
     how = "" if options.precision == "fp32" else f", {options.precision}"
     say(f"{model.name}: {what}, batch {model.batch}{how}, {options.optimizer}")
     say(str(result))
-    say(result.advice())
+    say(replace(result, headroom=options.headroom).advice())
     if not any(step.fits for step in result.steps):
         for count, why in result.left_out.items():
             note(f"not tried in {count} micro-batches: {why}")

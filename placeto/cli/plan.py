@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -95,6 +95,7 @@ def run(arguments: Arguments) -> None:
         graph_of = options.captured(model, bar)
         plans = plans_on(cluster, costs, graph_of, batch, tried, counts, arguments.simulations, arguments.seed, by)
         bar.update(bar.total)
+    plans = replace(plans, headroom=options.headroom)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):

@@ -40,6 +40,7 @@ class Fits:
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
     ways_out: tuple[WayOut, ...] = ()  # if nothing fits
+    headroom: int = 0  # bytes of each device that stay free
 
     def advice(self) -> str:
         """Say for each kind of device, in a sentence each, how the step fits, or how much memory is missing."""
@@ -49,7 +50,8 @@ class Fits:
             *_, last = on_device = [step for step in alone if step.device == device]
             if last.fits:
                 left = format_bytes(-last.lacks)
-                sentences.append(f"It fits on {_named(device)}{last.how}, with {left} left.{last.warning}")
+                warning = "" if self.headroom else last.warning
+                sentences.append(f"It fits on {_named(device)}{last.how}, with {left} left.{warning}")
             elif last.resident_bytes > last.room:
                 held = format_bytes(last.resident_bytes)
                 sentences.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
@@ -66,7 +68,8 @@ class Fits:
                 way = f"With its parameters divided over {_devices(step)} devices"
             found = f" each lacks {format_bytes(step.lacks)}{step.how}."
             if step.fits:
-                found = f" it fits{step.how}: each has {format_bytes(step.used)} at most.{step.warning}"
+                warning = "" if self.headroom else step.warning
+                found = f" it fits{step.how}: each has {format_bytes(step.used)} at most.{warning}"
             sentences.append(f"{way}{found}")
         if not any(step.fits for step in self.steps):
             sentences.append(advice_on_ways_out(self.steps, self.ways_out, timed=False).strip())

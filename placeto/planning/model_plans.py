@@ -91,7 +91,8 @@ def plan(
         return capture_training(model, given[0], loss, targets=given[1], micro_batches=count, width=width, **how)
 
     widths = widths_on(on) if parallel_plan(model, parallel) else ()
-    return plans_on(on, by, graph_of, batch, widths, micro_batches, simulations, seed, runnable_by)
+    plans = plans_on(on, by, graph_of, batch, widths, micro_batches, simulations, seed, runnable_by)
+    return replace(plans, headroom=headroom)
 
 
 def plans_on(

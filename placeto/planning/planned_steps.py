@@ -303,6 +303,7 @@ class Plans:
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
     unlimited: PlannedStep | None = None  # the fastest way with any memory; None if it fits
     ways_out: tuple[WayOut, ...] = ()  # if nothing fits
+    headroom: int = 0  # bytes of each device that stay free
 
     @property
     def best(self) -> PlannedStep:
@@ -315,8 +316,7 @@ class Plans:
         if not best.fits:
             least = f"{best.name} lacks the least, {format_bytes(best.lacks)}"
             return f"None of these fits: {least}.{advice_on_ways_out(self.steps, self.ways_out, timed=True)}"
-        one_device = next((step for step in self.steps if step.kind == Kind.ONE), None)
-        gain = ""
+        one_device, gain = next((step for step in self.steps if step.kind == Kind.ONE), None), ""
         if one_device is not None and best is not one_device:
             gain = f", {one_device.step_us / best.step_us:.2f} times as fast as one device{one_device.parts}"
         if one_device is not None and not one_device.fits:
@@ -334,7 +334,7 @@ class Plans:
         if (free := self.unlimited) is not None:
             text += f" With {format_bytes(free.used)} on a device, {free.name} would take {format_us(free.step_us)}"
             text += f": the memory costs {100.0 * (best.step_us / free.step_us - 1.0):.1f} %."
-        text += best.warning + best.launch_warning
+        text += ("" if self.headroom else best.warning) + best.launch_warning
         if best.only_on_one_host:
             text += f" {best.run_by} runs on the devices of one host only"
             other = next((step for step in others if step.fits and not step.only_on_one_host), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -175,16 +175,20 @@ def _planned_ways(
     if each and not any(step.fits and not step.warning for step in planned):
         problems |= (more := by_setting(numbers, each))
         planned += plain_ways(more, batch, runnable_by, refusals)
-    best_us = min((step.step_us for step in planned if step.fits), default=math.inf)
+    again = list[PlannedStep]()
+    if widths and not large.ways and not _fastest(planned).fits:  # what fits bounds what is captured in groups
+        again = ways_that_fit(problems, planned, batch, runnable_by, keeping(problems, runnable_by, refusals))
+    best_us = min((step.step_us for step in [*planned, *again] if step.fits), default=math.inf)
     groups, no_groups = in_widths({} if large.ways else in_groups, [count for _, count in problems], best_us)
     wider = plain_ways(groups, batch, runnable_by, [])  # torch has no ZeRO of stage 1 for them
     planned += [way for way in wider if runnable_by != "torch" or way.kind != Kind.SHARDED]
     problems |= groups
-    unlimited = [way for way in planned if way.plan is None or not way.plan.recomputed]
-    fastest = min(unlimited or planned, key=_by_length)
+    fastest = _fastest(planned)
     if not fastest.fits:
-        again = [way for way in planned if way.fits or (way.width, way.micro_batches) in problems]
-        planned += ways_that_fit(problems, again, batch, runnable_by, keeping(problems, runnable_by, refusals))
+        untried = groups if again else problems
+        found = [way for way in planned + again if way.fits or (way.width, way.micro_batches) in untried]
+        last = ways_that_fit(untried, found, batch, runnable_by, keeping(problems, runnable_by, refusals))
+        planned += [way for way in again if way.fits or not any(other.fits for other in last)] + last
     return planned, fastest, problems | large.problems, no_groups or large.refusal
 
 
@@ -213,6 +217,11 @@ def plain_ways(
 def _length(step: PlannedStep) -> float:
     """Microseconds of a way to four digits: ways that differ less take as long."""
     return float(f"{step.step_us:.4g}")
+
+
+def _fastest(planned: Sequence[PlannedStep]) -> PlannedStep:
+    """Return the fastest of those ways that recompute nothing, whether it fits or not; of all if each recomputes."""
+    return min([way for way in planned if way.plan is None or not way.plan.recomputed] or planned, key=_by_length)
 
 
 def _by_length(step: PlannedStep) -> tuple[float, bool]:

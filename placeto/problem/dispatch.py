@@ -20,11 +20,13 @@ Legend: N ops, D devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from placeto.errors import PlacementError
 from placeto.problem.cluster import STATIC_ORDERS
+from placeto.problem.cluster.cluster import frozen
 from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
@@ -80,14 +82,15 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
     return np.array(order, np.int64)
 
 
+@lru_cache(maxsize=64)
 def fixed_edges(graph: ComputationGraph) -> np.ndarray:
-    """(E,) bool, edges that are the same under every placement.
+    """(E,) bool, edges that are the same under every placement; cached.
 
     The others lead into the ops of sums of gradients, and into the op at the parameter's home: lowering changes these.
     """
     sums, moved = gradient_sums(graph), np.zeros(graph.num_ops, bool)
     moved[sums.additions] = moved[sums.home] = True
-    return ~moved[graph.edge_dst]
+    return frozen(~moved[graph.edge_dst])
 
 
 def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
@@ -115,16 +118,16 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
         PlacementError: an op is in no list or in several, or the lists contradict the graph or each other; the message
             names an op.
     """
-    listed = [op for ops in lists for op in ops]
-    count = np.bincount(np.array(listed, np.int64), minlength=graph.num_ops)
+    arrays = [np.array(ops, np.int64) for ops in lists]
+    count = np.bincount(np.concatenate(arrays), minlength=graph.num_ops)
     if (count != 1).any():
         op = int((count != 1).argmax())
         raise PlacementError(
             f"op {quote(graph.op_names[op])} stands {count[op]} times in the lists of devices, not once"
         )
     fixed = fixed_edges(graph)
-    src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
-    dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
+    src = np.concatenate([graph.edge_src[fixed], *(ops[:-1] for ops in arrays)])
+    dst = np.concatenate([graph.edge_dst[fixed], *(ops[1:] for ops in arrays)])
     from placeto.problem.order_kernels import sorted_ops  # here, since it loads numba, and reading a graph needs none
 
     order = sorted_ops(graph.num_ops, src, dst)

@@ -6,9 +6,12 @@ tensors, R = Q * H relays.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from placeto.problem.cluster import Cluster
+from placeto.problem.cluster.cluster import frozen
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
@@ -19,22 +22,23 @@ def relay_name(tensor_of: str, host: int) -> str:
     return f"{tensor_of} on host {host}"
 
 
+@lru_cache(maxsize=64)
 def copied_tensors(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-    """(Q,) int64, tensors that cross to another host only once.
+    """(Q,) int64, tensors that cross to another host only once; cached.
 
     They are made in the forward pass by ops of no micro-batch, and at least two edges lead from them to ops of
     micro-batches. They are parameters, and tensors made from parameters alone, such as a cast to another dtype.
     """
     several = cluster.num_hosts > 1 and cluster.transfers == "unicast"
     if not several or not (graph.micro_batches != NO_MICRO_BATCH).any():
-        return np.empty(0, np.int64)
+        return frozen(np.empty(0, np.int64))
     made_by = graph.producer
     shared = (graph.micro_batches == NO_MICRO_BATCH) & (np.array(graph.passes) == "forward")
     within = graph.micro_batches[graph.edge_dst] != NO_MICRO_BATCH
     readers = np.bincount(graph.edge_tensor[within], minlength=len(made_by))
     outside = np.zeros(graph.num_ops, bool)  # ops that read a tensor of a micro-batch, such as sums of losses
     outside[graph.edge_dst[graph.micro_batches[graph.edge_src] != NO_MICRO_BATCH]] = True
-    return np.flatnonzero((readers > 1) & shared[made_by] & ~outside[made_by] & (graph.output_bytes > 0))
+    return frozen(np.flatnonzero((readers > 1) & shared[made_by] & ~outside[made_by] & (graph.output_bytes > 0)))
 
 
 def relay_names(graph: ComputationGraph, cluster: Cluster) -> list[str]:

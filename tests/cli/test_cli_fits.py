@@ -97,3 +97,15 @@ def test_what_a_factory_lacks_is_said_as_by_other_commands(capsys: pytest.Captur
 def test_the_mean_of_the_output_needs_no_targets() -> None:
     Path("own.py").write_text(OWN)
     assert run("fits", "own.py:classes", "--memory", "1GB", "--loss", "mean") == 0
+
+
+def test_who_keeps_some_memory_free_is_not_told_to_do_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fits", "net.py:net", "--memory", "1GB", "--micro-batches", "1") == 0
+    needed = float(capsys.readouterr().out.splitlines()[2].split()[-3])
+    assert run("fits", "net.py:net", "--memory", f"{1.02 * needed}MB", "--micro-batches", "1") == 0
+    assert "--headroom 1GB" in capsys.readouterr().out
+    more = "--memory", f"{1.02 * needed + 5}MB", "--headroom", "5MB"
+    assert run("fits", "net.py:net", *more, "--micro-batches", "1") == 0
+    out = capsys.readouterr().out
+    assert "It fits" in out
+    assert "--headroom" not in out

@@ -1,12 +1,14 @@
 """Borders and recomputed blocks are chosen together, so that stages fit and the slowest is fast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from placeto.heuristics.pipelines.block_costs import BlockCosts, _kept, block_costs
+from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.heuristics.pipelines.plan_chunks import order_of_ops
 from placeto.heuristics.pipelines.plans import all_plans, make_plan
 from placeto.heuristics.pipelines.stage_memory import by_chunks, fitting_stages, in_flight, least_chunks_us
@@ -14,7 +16,7 @@ from placeto.heuristics.pipelines.stage_memory import with_more_blocks as with_m
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
-from placeto.simulator.schedule import simulate
+from placeto.simulator.schedule import Schedule, simulate
 from placeto.simulator.tool_steps.chunk_order import order_chunks
 from placeto.simulator.tool_steps.pipeline_step import pipeline_step
 from tests.planning.test_short_memory import BLOCKS, graph_of, limited, llama_of
@@ -144,6 +146,28 @@ def test_ops_in_the_order_of_chunks_take_as_long_as_the_chunks(
         order = order_of_ops(step, recomputing, fitted.chunks, costs.joined(recomputing))
         ran = simulate(step, recomputing.placement(step), order=order, plan=recomputing)
         assert ran.makespan_us == pytest.approx(fitted.us, rel=0.1)
+
+
+def test_no_order_of_chunks_is_simulated_twice_or_with_devices_that_could_hold_more(
+    problem: PlacementProblem, costs: BlockCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated, bounds = list[bytes](), list[int]()
+
+    def noting_order(*args: Any, order: np.ndarray, **how: Any) -> Schedule:
+        simulated.append(order.tobytes())
+        return simulate(*args, order=order, **how)
+
+    def noting_bound(*args: Any, held: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        bounds.extend([] if held is None else held.tolist())
+        return bounded_orders(*args, held=held)
+
+    interleaved = costs.in_stages(make_plan(problem, ((0,), (1,), (0,), (1,))))
+    least = by_chunks(problem, costs, interleaved, problem.cluster.memory)[0].chunks.peak_memory
+    monkeypatch.setattr("placeto.heuristics.stage_memory.simulate", noting_order)
+    monkeypatch.setattr("placeto.heuristics.stage_memory.bounded_orders", noting_bound)
+    by_chunks(problem, costs, interleaved, np.maximum(1.0, 0.9 * least))
+    assert len({*simulated}) == len(simulated)
+    assert max(bounds) == 2 * (2 + 1), "two chunks on each of two devices, and one micro-batch more than devices"
 
 
 def test_chunks_keep_for_gradients_of_weights_what_torch_keeps() -> None:

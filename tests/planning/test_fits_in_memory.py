@@ -99,6 +99,7 @@ def test_a_tight_fit_is_warned_of() -> None:
     assert "Only 1 B of " in asked(device_of(need + 1)).advice()
     assert "--headroom 1GB" in asked(device_of(need * 26 // 25)).advice()
     assert "--headroom" not in asked(device_of(need * 19 // 18)).advice()
+    assert "--headroom" not in replace(asked(device_of(need + 1)), headroom=1000).advice(), "it was given"
 
 
 def test_parameters_are_divided_where_nothing_else_helps() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import placeto
+from placeto.capture import capture_training
 from placeto.errors import PlacementError, PlanError
 from placeto.formats.exports import device_map, torch_pipeline
 from placeto.formats.exports.layer_tools import megatron, ranks_by_stage, vllm
@@ -15,11 +16,15 @@ from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
+from placeto.planning.model_plans import plans_on
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.cluster.groups import grouped
+from placeto.problem.costs import load_costs
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.plan import check_plan_of
 from tests.captures import square
+from tests.cases import with_devices
 
 CLUSTER = "4xv100"
 PARALLEL = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
@@ -85,6 +90,31 @@ def test_a_width_that_does_not_go_is_told() -> None:
     odd = planned(cluster="8xv100", size=63)
     assert "up.weight has the sizes 252 x 63, which groups of 8 don't divide" in odd.no_groups
     assert {step.width for step in odd.steps} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.5, {1}), (0.4, {1, 2, 4, 8})])
+def test_what_fits_with_recomputed_blocks_bounds_what_is_captured_in_groups(share: float, counts: set[int]) -> None:
+    """Nothing fits without recomputation or groups, and with the smaller share nothing fits without groups."""
+    captured = set[int]()
+    with torch.device("meta"):
+        module, x = Net(256), torch.empty(64, 256, 8)
+
+    def graph_of(count: int, samples: int, width: int) -> ComputationGraph:
+        captured.update([count] if width == 2 else [])
+        return capture_training(
+            module, [x], square, micro_batches=count, width=width, parallel=PARALLEL, precision="fp16"
+        )
+
+    def on(memory: int) -> Plans:
+        cluster = with_devices(CLUSTER, memory=memory)
+        return plans_on(cluster, load_costs("efficiency"), graph_of, 64, (2,), (1, 2, 4, 8), simulations=0)
+
+    memory = int(share * on(10**12).best.used)
+    captured.clear()
+    best = on(memory).best
+    assert best.fits
+    assert (best.width == 1) == (counts == {1})
+    assert captured == counts
 
 
 def test_each_file_is_read_as_it_was_written(tmp_path) -> None:

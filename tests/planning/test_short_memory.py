@@ -77,8 +77,9 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
     assert found.best.fits
     assert f": the memory costs {100.0 * (found.best.step_us / found.unlimited.step_us - 1.0):.1f} %" in found.advice()
     recomputing = [step for step in found.steps if step.recomputed]
-    assert {step.kind for step in recomputing} & {*PIPELINES}
     assert {step.kind for step in recomputing} - {*PIPELINES}
+    # with the larger share, pipelines take 28 % longer than the fastest way: none is searched
+    assert bool({step.kind for step in recomputing} & {*PIPELINES}) == (share == 0.6)
     for step in recomputing:
         assert step.fits
         blocks = step.plan.recomputed

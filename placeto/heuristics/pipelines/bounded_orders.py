@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,15 +63,63 @@ def bounded_orders(
     hold is given, `held` (D,), there are only the orders with these bounds.
     """
     graph, devices = problem.graph, problem.num_devices
-    micro_batch = graph.micro_batches
-    count = int(micro_batch.max(initial=NO_MICRO_BATCH)) + 1
+    place = np.ascontiguousarray(placement, np.int64)
+    if (placed := _placed(problem, place.tobytes(), defer)) is None:
+        return
+    count, width, held_each = graph.num_micro_batches, placed.width, placed.chunks_each
+    most = dict.fromkeys(min(bound, count) for bound in ((width, width + 1, 2 * width) if defer else (width,)))
+    bounds = [bound * held_each for bound in most]
+    if falling:
+        to_end = np.zeros(devices, np.int64)
+        np.maximum.at(to_end, placed.chunks.device, width - placed.chunks.depth)
+        bounds = [to_end] if held_each.max() == 1 else []
+    if held is not None:
+        bounds = [held]
+    on = placed.on
+    for bound in bounds:
+        for rank in placed.ranks:
+            order = _list_schedule(placed.low, on, rank, placed.begins, placed.chunk, np.maximum(1, bound))
+            order = order[order < len(place)]
+            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
+    if falling or not defer or held is not None:
+        return
+    ops, flat, chunks = len(place), problem.arrays, placed.chunks
+    chunk, kind, time = placed.chunk[:ops], placed.kind, problem.op_time[np.arange(ops), place]
+    split = bool(np.isin(chunk[(kind == _BACKWARD) & (time > 0.0)], chunk[kind == _DEFERRED]).any())
+    number_of_chunk, belongs = np.searchsorted(placed.begun, chunk), np.isin(chunk, placed.begun)
+    turn = np.full(ops, np.nan)
+    for op_class, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(chunks, split), strict=True):
+        mine = belongs & (kind == op_class)
+        turn[mine] = pass_turns[number_of_chunk[mine]]
+    order = in_turns(graph.topological_order, flat.out_ptr, flat.out_child, place, turn, devices)
+    yield order_of_lists(graph, [order[place[order] == device] for device in range(devices)])
+
+
+class _Placed(NamedTuple):
+    """A placed step, and what its orders have in common."""
+
+    low: FlatProblems  # as the placement lowers it
+    on: np.ndarray  # (N+R,) int64, device of each op and relay
+    kind: np.ndarray  # (N,) int64, class of each op
+    begins: np.ndarray  # (N+R,) bool, ops of the forward pass
+    chunk: np.ndarray  # (N+R,) int64, chunk of each op, -1 = none
+    begun: np.ndarray  # (C,) int64, the chunks that have a forward pass
+    chunks: Chunks  # where these are
+    width: int  # number of devices that a micro-batch runs on, the most of any
+    chunks_each: np.ndarray  # (D,) int64, chunks of a micro-batch on each device
+    ranks: tuple[np.ndarray, ...]  # (N+R,) int64 each: of the ready ops on a device, that with the least rank starts
+
+
+@lru_cache(maxsize=2)
+def _placed(problem: PlacementProblem, placement: bytes, defer: bool) -> _Placed | None:
+    """Return what the orders of a placement have in common; None if there are none; see `bounded_orders`; cached."""
+    graph, place = problem.graph, np.frombuffer(placement, np.int64).copy()
+    micro_batch, count = graph.micro_batches, graph.num_micro_batches
     backward = np.array([kind in BACKWARD_PASSES for kind in graph.passes])
     forward = ~backward & (micro_batch != NO_MICRO_BATCH)
     if count < 2 or not forward.any():
-        return
-    place = np.ascontiguousarray(placement, np.int64)
-    time = problem.op_time[np.arange(len(place)), place]
-    flat = problem.arrays
+        return None
+    time, flat = problem.op_time[np.arange(len(place)), place], problem.arrays
     depth, owner, deferred = _chunks(
         graph.topological_order, flat.out_ptr, flat.out_child, place, micro_batch, backward, time
     )
@@ -79,46 +129,33 @@ def bounded_orders(
     names, of_op = np.unique(key[owner >= 0], return_inverse=True)
     chunk = np.full(len(place), -1)
     chunk[owner >= 0] = of_op
-    begun = np.unique(chunk[forward])  # (C,) chunks that have a forward pass
+    begun = np.unique(chunk[forward])
     of_device, of_batch = np.divmod(names[begun] // (int(owner.max()) + 1), count)
     visits = np.unique(of_device * count + of_batch)  # pairs of a device and a micro-batch that runs there
-    visited = np.bincount(visits // count, minlength=devices)
-    chunks_each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
-    width = int(np.bincount(visits % count).max())  # P
+    visited = np.bincount(visits // count, minlength=problem.num_devices)
+    chunks_each = np.ceil(np.bincount(of_device, minlength=problem.num_devices) / np.maximum(visited, 1))
+    width = int(np.bincount(visits % count).max())
     within = problem.under("priority").priority if defer else np.arange(len(place))  # a class and a micro-batch
     low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
-    ops, relays = len(place), len(on) - len(place)
-    begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
+    relays = len(on) - len(place)
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if chunks_each.max() > 1:
         rules.append((np.where(forward, micro_batch // width, 0), np.where(forward, depth, 0)))
-    most = dict.fromkeys(min(bound, count) for bound in ((width, width + 1, 2 * width) if defer else (width,)))
-    bounds = [bound * chunks_each for bound in most]
-    if falling:
-        to_end = np.zeros(devices, np.int64)
-        np.maximum.at(to_end, of_device, width - names[begun] % (int(owner.max()) + 1))
-        bounds = [to_end] if chunks_each.max() == 1 else []
-    if held is not None:
-        bounds = [held]
-    for bound in bounds:
-        for rule in rules:
-            rank = np.append(
-                relays + np.argsort(np.lexsort((within, micro_batch, *reversed(rule), kind))), np.arange(relays)
-            )
-            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound))
-            order = order[order < len(place)]
-            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
-    if falling or not defer or held is not None:
-        return
-    split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
-    chunks = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
-    number_of_chunk, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)
-    turn = np.full(ops, np.nan)
-    for op_class, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(chunks, split), strict=True):
-        mine = belongs & (kind == op_class)
-        turn[mine] = pass_turns[number_of_chunk[mine]]
-    order = in_turns(graph.topological_order, flat.out_ptr, flat.out_child, place, turn, devices)
-    yield order_of_lists(graph, [order[place[order] == device] for device in range(devices)])
+    return _Placed(
+        low=low,
+        on=on,
+        kind=kind,
+        begins=np.append(forward, np.zeros(relays, bool)),
+        chunk=np.append(chunk, np.full(relays, -1)),
+        begun=begun,
+        chunks=Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1)),
+        width=width,
+        chunks_each=chunks_each.astype(np.int64),
+        ranks=tuple(
+            np.append(relays + np.argsort(np.lexsort((within, micro_batch, *reversed(rule), kind))), np.arange(relays))
+            for rule in rules
+        ),
+    )
 
 
 @compiled()

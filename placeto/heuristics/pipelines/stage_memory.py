@@ -141,10 +141,16 @@ def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: 
     In the last orders, devices that lack memory hold fewer chunks.
     """
     chunks, placement = chunk_problem(problem, plan, costs.as_run(plan))
-    found = dict[object, Fitted]()
+    found, schedules = dict[object, Fitted](), dict[bytes, Schedule]()
+
+    def ran_in(order: np.ndarray) -> Schedule:
+        """Simulate an order, if it is new."""
+        if (key := order.tobytes()) not in schedules:
+            schedules[key] = simulate(chunks, placement, order=order)
+        return schedules[key]
 
     def run(orders: Iterator[np.ndarray]) -> list[Schedule]:
-        ran = [simulate(chunks, placement, order=order) for order in orders]
+        ran = [*map(ran_in, orders)]
         for each in ran:
             lacking = float(np.maximum(0.0, each.peak_memory / memory - 1.0).sum())
             fitted = Fitted(lacking, each.makespan_us, each, plan)
@@ -154,7 +160,8 @@ def by_chunks(problem: PlacementProblem, costs: BlockCosts, plan: Plan, memory: 
     for defer, falling in product((True, False), (False, True)):
         run(bounded_orders(chunks, placement, defer, falling))
     stages = np.bincount(list(chain(*plan.devices)), minlength=len(memory))  # of each device
-    held = stages * min(plan.num_micro_batches, len(plan.devices) + 1)
+    pipelined = len(plan.devices) // stages.max()  # devices of a micro-batch
+    held = stages * min(plan.num_micro_batches, pipelined + 1)
     lacking = [each.lacking for each in found.values()]
     lacks = (stages > 0) & (min(lacking) < _MUCH) & (max(lacking) > 0.0)
     while (lacks := lacks & (held > 1)).any():
