@@ -140,7 +140,7 @@ def place_or_plan(
     if not plans or fastest.fits or fastest.problem.graph.mode != "training":
         return chosen
     begin, any_batch = time.perf_counter(), 1  # samples per second aren't wanted
-    ways, *_ = _planned_ways(numbers, COUNTS, any_batch, None, [], {})
+    ways, *_ = _planned_ways(numbers, COUNTS, any_batch, None, [], {}, placed=True)
     result = chosen.result
     simulations, seconds = result.simulations + len(ways), result.seconds + time.perf_counter() - begin
     placed = [(result, ""), *((way.placement, way.name) for way in ways if way.placement is not None)]
@@ -161,10 +161,13 @@ def _planned_ways(
     runnable_by: Tool | None,
     refusals: list[str],
     widths: Mapping[int, ProblemOf],
+    placed: bool = False,
 ) -> tuple[list[PlannedStep], PlannedStep, dict[Setting, PlacementProblem], str]:
     """Return all ways but a free placement, and the fastest of those without recomputation; see `plans_of`.
 
-    Then the steps, by width and number of micro-batches, and why groups of some width are left out.
+    Then the steps, by width and number of micro-batches, and why groups of some width are left out. If the ways are to
+    be `placed`, those without a placement of the captured step don't count: they would keep slower ones from being
+    tried.
     """
     in_groups = {width: Numbers(of) for width, of in widths.items()}
     large = plan_large(numbers, in_groups, counts, batch, runnable_by, refusals)
@@ -175,6 +178,7 @@ def _planned_ways(
     if each and not any(step.fits and not step.warning for step in planned):
         problems |= (more := by_setting(numbers, each))
         planned += plain_ways(more, batch, runnable_by, refusals)
+    planned = [way for way in planned if way.placement is not None] if placed else planned
     again = list[PlannedStep]()
     if widths and not large.ways and not _fastest(planned).fits:  # what fits bounds what is captured in groups
         again = ways_that_fit(problems, planned, batch, runnable_by, keeping(problems, runnable_by, refusals))

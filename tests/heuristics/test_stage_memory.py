@@ -163,8 +163,8 @@ def test_no_order_of_chunks_is_simulated_twice_or_with_devices_that_could_hold_m
 
     interleaved = costs.in_stages(make_plan(problem, ((0,), (1,), (0,), (1,))))
     least = by_chunks(problem, costs, interleaved, problem.cluster.memory)[0].chunks.peak_memory
-    monkeypatch.setattr("placeto.heuristics.stage_memory.simulate", noting_order)
-    monkeypatch.setattr("placeto.heuristics.stage_memory.bounded_orders", noting_bound)
+    monkeypatch.setattr("placeto.heuristics.pipelines.stage_memory.simulate", noting_order)
+    monkeypatch.setattr("placeto.heuristics.pipelines.stage_memory.bounded_orders", noting_bound)
     by_chunks(problem, costs, interleaved, np.maximum(1.0, 0.9 * least))
     assert len({*simulated}) == len(simulated)
     assert max(bounds) == 2 * (2 + 1), "two chunks on each of two devices, and one micro-batch more than devices"

@@ -68,6 +68,7 @@ def test_nothing_is_recomputed_where_the_best_way_fits() -> None:
     assert [(step.name, step.step_us) for step in tight.steps[:1]] == [(free.best.name, free.best.step_us)]
     assert tight.unlimited is None
     assert "the memory costs" not in tight.advice()
+    assert planned(int(0.9 * needed())).unlimited.step_us == free.best.step_us
     assert not any(step.recomputed for step in (*free.steps, *tight.steps))
 
 
@@ -78,8 +79,7 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
     assert f": the memory costs {100.0 * (found.best.step_us / found.unlimited.step_us - 1.0):.1f} %" in found.advice()
     recomputing = [step for step in found.steps if step.recomputed]
     assert {step.kind for step in recomputing} - {*PIPELINES}
-    # with the larger share, pipelines take 28 % longer than the fastest way: none is searched
-    assert bool({step.kind for step in recomputing} & {*PIPELINES}) == (share == 0.6)
+    assert {step.kind for step in recomputing} & {*PIPELINES} or share == 0.8  # there, some take 10 % longer
     for step in recomputing:
         assert step.fits
         blocks = step.plan.recomputed
