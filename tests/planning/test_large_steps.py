@@ -12,7 +12,7 @@ from placeto.heuristics.pipelines.plans import least_us
 from placeto.planning import numbers
 from placeto.planning.large_steps import may_be_faster, plan_large
 from placeto.planning.numbers import Numbers, is_large
-from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, Plans
 from placeto.planning.ways import plain_ways, plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -73,6 +73,21 @@ def test_no_way_is_faster_than_its_number_of_micro_batches_allows() -> None:
         best_us = min(way.step_us for way in plain_ways({problem.setting: problem}, BATCH, None, []))
         assert not may_be_faster(least, count, 0.5 * least_us(least, least.cluster.computing))
         assert may_be_faster(least, count, best_us)
+
+
+def test_the_fastest_way_whatever_the_memory_is_among_those_that_lack_memory() -> None:
+    """All others that are listed lack memory or take 13 % longer, so the cost of the memory would be too small."""
+
+    def fastest(memory: int) -> PlannedStep:
+        problem = PlacementProblem(graph_of(8), limited(memory, CLUSTER))
+        return min(plain_ways({problem.setting: problem}, BATCH, None, []), key=lambda way: way.step_us)
+
+    free = fastest(10**12)
+    lacking = fastest(int(0.8 * free.used))
+    assert (lacking.step_us, lacking.used, lacking.fits) == (free.step_us, free.used, False)
+    assert lacking.placement is not None
+    assert not lacking.placement.fits
+    assert lacking.room == int(0.8 * free.used)
 
 
 def test_the_largest_of_several_large_numbers_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
