@@ -40,15 +40,13 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Plan on each cluster, print a table and what to do on each, write what was asked for."""
     from placeto.planning.machines import machine_table, plan_on_each, save_machines, verdict
-    from placeto.planning.model_plans import with_headroom
     from placeto.problem.costs import load_costs
 
     options, costs = arguments.model, load_costs(arguments.costs)
-    named = find_clusters("--clusters", tuple(dict.fromkeys(arguments.clusters)))
-    clusters = [with_headroom(cluster, options.headroom) for cluster in named]
+    clusters = find_clusters("--clusters", tuple(dict.fromkeys(arguments.clusters)))
     with ProgressBar("planning", total=len(clusters) * (len(options.counts) + 1)) as bar:
         step = options.found(bar)
-        more = arguments.simulations, arguments.seed
+        more = arguments.simulations, arguments.seed, options.headroom
         machines = plan_on_each(clusters, costs, step.graph_of, step.batch, step.grouped, step.counts, *more)
         bar.update(bar.total)
     say(f"{step.name}: {step.what}")

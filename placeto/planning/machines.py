@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from placeto.formats.advice import data_parallel_advice
-from placeto.planning.model_plans import plans_on
+from placeto.planning.model_plans import plans_on, with_headroom
 from placeto.planning.numbers import COUNTS, GraphOf
 from placeto.planning.planned_steps import Kind, PlannedStep, Plans
 from placeto.planning.ways import DEFAULT_SIMULATIONS
@@ -99,6 +99,7 @@ def plan_on_each(
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
+    headroom: int = 0,
 ) -> list[Machine]:
     """Return the ways to run a step on each of several clusters.
 
@@ -111,15 +112,18 @@ def plan_on_each(
         counts: numbers of micro-batches to try.
         simulations: budget of the search for a free placement on each cluster; 0 = no search.
         seed: seed of that search.
+        headroom: bytes of each device that stay free.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
+        ClusterError: the headroom leaves a device no memory.
         PlanError: `counts` is empty, or `simulations` is negative.
     """
     machines = list[Machine]()
-    for cluster in clusters:
+    for cluster in [with_headroom(cluster, headroom) for cluster in clusters]:
         begin, widths = time.perf_counter(), widths_on(cluster) if grouped else ()
         plans = plans_on(cluster, costs, graph_of, batch, widths, counts, simulations, seed)
+        plans = replace(plans, headroom=headroom)
         seconds, replicas = time.perf_counter() - begin, ""
         if plans.tried == (1,):
             problem = PlacementProblem(graph_of(1, batch, 1), cluster, costs)

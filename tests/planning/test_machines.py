@@ -32,6 +32,17 @@ def machines() -> list[Machine]:
     return plan_on_each([priced, tight, dear], problem.costs, lambda *_: problem.graph, 0, counts=(1,))
 
 
+def test_a_tight_fit_is_told_unless_some_memory_is_kept_free() -> None:
+    problem = fork_of_chains(2, 10)
+    needed = plan_on_each([toy_cluster(1)], problem.costs, lambda *_: problem.graph, 0, counts=(1,))[0].best.used
+    for memory, headroom in ((needed, 0), (needed + 100, 100)):
+        on = [toy_cluster(1, memory=memory)]
+        (machine,) = plan_on_each(on, problem.costs, lambda *_: problem.graph, 0, counts=(1,), headroom=headroom)
+        assert machine.best.fits
+        assert machine.best.room == needed
+        assert ("--headroom 1GB" in machine.advice) == (headroom == 0)
+
+
 def test_a_machine_with_a_price(machines: list[Machine]) -> None:
     machine = machines[0]
     assert (machine.best.kind, machine.best.step_us) == ("free placement", 100.0)
