@@ -58,7 +58,7 @@ BOXES = {
         ("simulator/evaluator.py", "simulator/schedule.py", "simulator/kernel.py"),
         SIMULATED,
     ),
-    "order": Box(760, 300, 210, "7 order", ("problem/dispatch.py", "heuristics/pipelines/bounded_orders.py"), STEP),
+    "order": Box(760, 300, 210, "7 order", ("problem/dispatch.py", "heuristics/pipelines/"), STEP),
 }
 SIMULATING = 138, 138, 838, 88  # a frame around the steps that simulate placements: left, top, width, height
 LEGEND = (  # what the colours mean, with the place of each from the left
