@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,9 +43,6 @@ from placeto.planning.widths import by_setting, in_widths, one_each
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import PlacementResult
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_SIMULATIONS = 300
 """Budget of the search for a free placement, in simulations."""
