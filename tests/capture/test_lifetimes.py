@@ -63,6 +63,15 @@ def test_a_node_of_autograd_holds_what_it_saved_until_its_last_op() -> None:
     assert [last for last in held(graph).values() if last in gradients] == gradients[1:], "the other is read last"
 
 
+def test_a_norm_that_changes_statistics_holds_what_one_without_them_does() -> None:
+    """Its op is another one in a functional trace: it returns the statistics as well."""
+    norms = (nn.InstanceNorm1d(4, track_running_stats=kept) for kept in (False, True))
+    models = (Made(lambda self, x: self.norm(self.layer(x)).pow(2).sum(), layer=nn.Conv1d(4, 4, 1), norm=norm)
+              for norm in norms)  # fmt: skip
+    without, kept = (held(capture_training(model.to("meta"), [meta(2, 4, 3)])) for model in models)
+    assert without["norm/native_batch_norm"] == kept["norm/_native_batch_norm_legit_functional"] == "grad/mul_1"
+
+
 @pytest.mark.parametrize("kept", [lambda y: y, lambda y: y.detach().clone(), lambda y: {"all": [y.exp()]}])
 def test_what_a_module_keeps_is_held_to_the_end(kept: Any) -> None:
     def keep(self: Any, x: Tensor) -> Tensor:

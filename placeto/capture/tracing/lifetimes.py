@@ -140,11 +140,15 @@ def _is_changed_last(copy: Node) -> bool:
 
 
 def _alike(first: Node, second: Node) -> bool:
-    """Whether the values of two nodes are tensors of one shape and dtype, or sequences of the same length."""
+    """Whether the values of two nodes are tensors of one shape and dtype, or sequences that begin alike.
+
+    Where an op also changes arguments in place, such as the statistics of a batch norm, the op of the other trace
+    returns their new values after its results.
+    """
     a, b = first.meta.get("val"), second.meta.get("val")
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype
-    return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b)
+    return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) >= len(b)
 
 
 def hold(
