@@ -33,7 +33,7 @@ from placeto.training.ranks import Ranks
 from placeto.training.trainer import train
 from tests.toys import random_graph, toy_cluster
 
-PLACERS = ("placeto", "replay", "placeto-paper", "grouper", "gdp")
+PLACERS = ("placeto", "replay", "placeto-paper", "grouper")
 LEARNERS = (IterativeLearner, TraversalLearner, OneShotLearner)
 ITERATIONS = 4  # half of them supervised, of Placeto
 STATES: list[TrainState] = []  # of each training in this process

@@ -52,7 +52,7 @@ for name in sys.argv[1:]:
 @pytest.mark.slow
 def test_nothing_is_compiled_once_the_clock_has_started() -> None:
     """Nor loaded, on a graph for which kernels are needed that a tiny one needs not: the first seconds are for work."""
-    names = ["placeto", "multilevel", "heft"]
+    names = ["placeto", "multilevel"]
     done = subprocess.run([sys.executable, "-c", PLACES, *names], capture_output=True, text=True, check=True)
     assert done.stdout.split() == names
 

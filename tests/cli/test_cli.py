@@ -169,16 +169,13 @@ def test_a_reader_that_goes_away_is_no_error_of_other_programs_either() -> None:
 
 
 def test_our_warnings_are_notes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what torch-geometric scripts on import is not told."""
     with cli.warnings_noted():
+        warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
+        assert capsys.readouterr().err == ""
         warnings.simplefilter("always")
         warnings.warn("twice (1 op): only its bytes count", UncountedWarning, stacklevel=1)
     assert capsys.readouterr().err == "note: twice (1 op): only its bytes count\n"
-
-
-def test_what_torch_geometric_scripts_on_import_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with cli.warnings_noted():
-        warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -124,13 +124,9 @@ def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.Capture
 def test_evaluate_says_what_the_policy_of_the_package_was_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
     graphs = ("ptb:test:0", "nmt:train:1", "nmt:train:25", "nmt:validation:3")
     options = ("--cluster", "2xv100", "--placers", "placeto", "--simulations", "1", "--processes", "1")
-    assert run("evaluate", *graphs, *options) == 0
-    said = capsys.readouterr().err
-    assert "note: the policy of the package was trained on 1 of these 4 graphs: nmt:train:1\n" in said
-    assert "chosen by" not in said  # its parameters are those at the end of the training
-
-
-def test_pretrained_is_a_checkpoint(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--cluster", "2xv100", "--simulations", "1", "--processes", "1", "--checkpoint", "pretrained")
-    assert run("evaluate", graph_file, *options, "--placers", "placeto") == 0
-    assert "| placeto |" in capsys.readouterr().out
+    for given in ((), ("--checkpoint", "pretrained")):
+        assert run("evaluate", *graphs, *options, *given) == 0
+        printed, said = capsys.readouterr()
+        assert "| placeto |" in printed
+        assert "note: the policy of the package was trained on 1 of these 4 graphs: nmt:train:1\n" in said
+        assert "chosen by" not in said  # its parameters are those at the end of the training

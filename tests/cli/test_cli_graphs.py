@@ -163,7 +163,8 @@ def test_the_report_places_rivals_in_whole_modules_too(monkeypatch: pytest.Monke
     monkeypatch.setattr(page, "_compared", lambda s, p, rivals, w: shown.append(rivals) or real(s, p, rivals, w))
     free = ("place", "net.py:train(width=2048)", "--cluster", "2xv100", "--placer", "single", "--report", "page.html")
     assert run(*free, "-o", "free.json") == 0
-    assert "in whole modules as well" not in Path("page.html").read_text()
+    assert "in whole modules as well" not in (text := Path("page.html").read_text())
+    assert "<td>etf</td>" in text
     assert run(*free, "--whole-modules", "-o", "whole.json") == 0
     assert "in whole modules as well" in Path("page.html").read_text()
     again = ("report", free[1], *free[2:4], "-o", "page.html", "--placement")

@@ -85,6 +85,7 @@ def test_groups_of_boards_by_the_plan_of_transformers(capsys: pytest.CaptureFixt
     assert re.search(r"^data parallel +2 replicas, groups of 2 +2 .* torch DDP, TP$", out, re.MULTILINE)
     assert re.search(r"^tensor parallel +gpu:0\.\.gpu:1 +1 .* torch, TP$", out, re.MULTILINE)
     assert re.search(r"^not tried in groups: .*num_key_value_heads is 2, which groups of 4 don't divide$", out, re.M)
+    assert "torch:" not in out, "nobody asked for torch"
     assert json.loads(Path("p.json").read_text())["plan"]["width"] == 2
 
 
@@ -188,17 +189,6 @@ def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureF
         assert told in fails(capsys, *command, "p.json")
 
 
-def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
-    Path("config.json").write_text(json.dumps(LLAMA))
-    words = ("plan", "config.json", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "2")
-    assert run(*words, "--batch", "2", "--length", "16") == 0
-    out = capsys.readouterr().out
-    assert "data parallel, fully sharded" in out
-    assert "\npipeline" in out
-    assert "torch:" not in out, "nobody asked for torch"
-
-
 def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.py").write_text(CHECKPOINTED)
     save_cluster(with_devices("2xv100", memory=18_000_000), "tight.json")
@@ -219,7 +209,7 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
     pytest.importorskip("transformers")
     Path("config.json").write_text(json.dumps({**LLAMA, "dtype": "bfloat16"}))
     given, answers = ("config.json", "--cluster", "tight.json", "--batch", "2"), []
-    for memory in (30_000_000, 1_500_000, 1_000_000):
+    for memory in (1_500_000, 1_000_000):
         save_cluster(with_devices("2xv100", memory=memory), "tight.json")
         assert run("fits", *given, "--length", "256") == 0
         fits = capsys.readouterr().out
@@ -229,7 +219,7 @@ def test_plan_and_fits_give_one_answer(capsys: pytest.CaptureFixture[str]) -> No
         advice = next(line for line in rest if line.startswith(("Use ", "None of these fits")))
         answers.append((advice.startswith("Use "), ", recomputing " in advice))
         assert bool(re.search("^It fits|devices it fits", fits, re.MULTILINE)) == answers[-1][0]
-    assert answers == [(True, False), (True, True), (False, True)], advice
+    assert answers == [(True, True), (False, True)], advice
     assert "Not tried: " in advice
     assert "checkpoints" not in advice
     assert not any("before the model is wrapped" in line for line in rest), "nobody would run what doesn't fit"

@@ -1,4 +1,4 @@
-"""`placeto report`, and `placeto place --report`."""
+"""`placeto report`; pages that `placeto place` writes are in `test_cli_graphs.py`."""
 
 from pathlib import Path
 
@@ -28,9 +28,3 @@ def test_a_page_of_a_placement(
     assert "etf (this report)" in text
     assert "<td>heft</td>" in text
     assert "<td>metis</td>" not in text
-
-
-def test_place_writes_one_too(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.html"
-    assert run("place", graph_file, *ON, "--placer", "heft", "--report", page) == 0
-    assert "<td>single</td>" in page.read_text()

@@ -13,7 +13,7 @@ from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.runtime import torchrun
 from tests.cases import with_devices
 from tests.cli.test_cli_plan import CHECKPOINTED
-from tests.command_line import fails, run
+from tests.command_line import NET, fails, run
 from tests.forked_ranks import run_ranks
 
 STEP = ("net.py:net", "--micro-batches", "2")
@@ -21,10 +21,19 @@ ROOFLINE = ("--costs", "roofline")
 RUN = ("run", *STEP, "--plan", "plan.json", "--devices", "cpu:0,cpu:1")
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a plan of the step on two cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("planned"))
+        Path("net.py").write_text(NET)
+        assert run("place", *STEP, "--cluster", "2xcpu-core", "--placer", "torch-pipeline", "-o", "plan.json") == 0
+        return Path("plan.json").read_text()
+
+
 @pytest.fixture(autouse=True)
-def folder(net_file: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    placer = ("--placer", "torch-pipeline")
-    assert run("place", *STEP, "--cluster", "2xcpu-core", *placer, "-o", "plan.json") == 0
+def folder(net_file: None, planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    Path("plan.json").write_text(planned)
     capsys.readouterr()
     return tmp_path
 

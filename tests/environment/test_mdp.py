@@ -11,7 +11,6 @@ from placeto.environment.mdp import reset, step
 from placeto.problem.grouping import expand
 from placeto.simulator.schedule import simulate
 from tests.cases import toy_problem
-from tests.toys import fork_of_chains
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +107,6 @@ def test_step_does_not_touch_the_state_it_is_given(batch):
     assert (state.placement == kept[0]).all()
     assert (state.visited == kept[1]).all()
     assert torch.equal(state.data.x, kept[2])
-
-
-def test_known_optimum_of_two_chains():
-    problem = fork_of_chains(2, 1)
-    batch = InstanceBatch.of([make_instance(problem)])
-    state = reset(batch, EnvConfig(), np.array([0]), np.zeros((1, 2), np.int64))
-    assert state.makespan[0] == 1.0
-    assert step(batch, EnvConfig(), state, np.array([3])).makespan[0] == 0.5
 
 
 def test_an_episode_may_begin_in_the_middle_of_a_sweep(batch):

@@ -37,19 +37,13 @@ def observed(problems):
     return batch, index, placement, observe_all(batch, index, placement)
 
 
-def test_makespans_are_the_simulators(problems, observed):
-    batch, index, placement, (_, makespan, _) = observed
-    for b, i in enumerate(index):
-        groups = batch.instances[i].groups
-        assert makespan[b] == simulate(problems[i], expand(groups, placement[b, : groups.num_groups])).makespan_us
-
-
-def test_node_and_pair_columns_agree_with_the_schedule(problems, observed):
+def test_makespans_and_columns_of_nodes_and_pairs_agree_with_the_schedule(problems, observed):
     batch, index, placement, (data, makespan, _) = observed
     for b, i in enumerate(index):
         problem, groups = problems[i], batch.instances[i].groups
         ops = expand(groups, placement[b, : groups.num_groups])
         schedule, nodes = simulate(problem, ops), data.batch == b
+        assert makespan[b] == schedule.makespan_us
         time = problem.op_time[np.arange(problem.num_ops), ops]
         busy = np.bincount(ops, time, problem.num_devices)
         by_group = np.bincount(groups.group, time)

@@ -37,7 +37,7 @@ problems = given(seed=st.integers(0, 10**6), ops=st.integers(2, 7), devices=st.i
 
 @pytest.mark.slow
 @problems
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, devices: int, colocated: bool) -> None:
     problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     best, some_fit = optimum(problem, _free(problem))
@@ -55,7 +55,7 @@ def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, dev
 
 @pytest.mark.slow
 @problems
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, colocated: bool) -> None:
     problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)
     groups = group_ops(problem)
@@ -75,7 +75,7 @@ def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, col
 
 @problems
 @example(seed=197, ops=3, devices=2, colocated=False)  # a heuristic that splits a group is faster
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_bounds_by_constraints_never_exceed_the_optimum(seed: int, ops: int, devices: int, colocated: bool) -> None:
     pytest.importorskip("ortools", reason='needs the extra "exact"')
     problem = uneven_problem(np.random.default_rng(seed), ops, devices, 0.7 * colocated)

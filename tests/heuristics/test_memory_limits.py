@@ -76,13 +76,12 @@ def test_what_no_device_holds_is_spread(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", TIGHT)
-@names
+@pytest.mark.parametrize("name", SEARCHES)
 def test_the_only_placements_that_fit_are_found_by_search(name: str, case: str) -> None:
     graph, cluster, count = TIGHT[case]
     problem = PlacementProblem(graph, cluster)
     assert ways(problem) == count
-    result = place(name, problem)
-    assert result.fits or name not in SEARCHES
+    assert place(name, problem).fits
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
@@ -97,19 +96,15 @@ def test_exact_proves_that_nothing_fits(case: str) -> None:
     assert (result.fits, bound) == (False, np.inf)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 5, 20])
-@names
-def test_small_budgets_where_memory_is_short(name: str, budget: int) -> None:
+def test_exact_keeps_a_budget_that_is_less_than_its_equal_placements() -> None:
     for case in SPREAD.values():
-        place(name, PlacementProblem(*case), simulations=budget)
+        place("exact", PlacementProblem(*case), simulations=2)
 
 
-@pytest.mark.parametrize("share", [0.8, 0.5])
-@names
-def test_training_steps_that_no_device_holds(name: str, share: float) -> None:
-    """Four devices with a share each of the memory that the graph takes on one."""
+@pytest.mark.parametrize("name", [name for name in HEURISTICS if name != "exact"])  # which would take long
+def test_training_steps_that_no_device_holds(name: str) -> None:
+    """Four devices with half of the memory each that the graph takes on one."""
     graph = load_family("nmt").load("validation", 0)
     peak = simulate(PlacementProblem(graph, toy_cluster(1)), np.zeros(graph.num_ops, np.int64)).peak_memory[0]
-    problem = PlacementProblem(graph, devices(*[int(share * peak)] * 4))
-    if name != "exact":  # would take long
-        assert place(name, problem, simulations=200).fits == (name not in LOOKS_AT_ONE)
+    problem = PlacementProblem(graph, devices(*[int(peak) // 2] * 4))
+    assert place(name, problem, simulations=200).fits == (name not in LOOKS_AT_ONE)

@@ -15,7 +15,7 @@ from placeto.formats.onnx_import.apart import Apart
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_a_mutated_file_is_read_or_refused(tmp_path: Path, name: str, how: str, seed: int) -> None:
     data, suffix = mutated(name, how, random.Random(seed))

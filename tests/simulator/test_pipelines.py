@@ -58,7 +58,7 @@ def pipeline(stages: int, micro_batches: int, order: str) -> tuple[Schedule, np.
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("micro_batches", [4, 8, 16])
+@pytest.mark.parametrize("micro_batches", [4, 16])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_pipeline_takes_what_textbooks_say(stages: int, micro_batches: int, order: str) -> None:
     schedule, stage = pipeline(stages, micro_batches, order)

@@ -40,13 +40,3 @@ def test_bounded_logits_stay_within_their_bound_and_small_ones_are_divided() -> 
     small, large = (bounded(size * x, devices, pair) for size in (1e-3, 1e4))
     torch.testing.assert_close(small, plain(1e-3 * x, devices, pair) / 2.0, rtol=1e-3, atol=1e-4)
     assert 4.9 < large.abs().max() <= 5.0
-
-
-def test_a_softer_head_has_its_logits_divided() -> None:
-    graph = make_input(diamond(), "ops")
-    encoder, head = UnitEncoder(16), DeviceHead(16, 4)
-    nn.init.normal_(head.pair.bias)
-    x, pair = encoder(graph), graph.pair[..., None]
-    before = head(x, head.embeddings(graph), pair)
-    head.soften(4.0)
-    torch.testing.assert_close(head(x, head.embeddings(graph), pair), before / 4.0)

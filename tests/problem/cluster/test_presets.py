@@ -17,13 +17,11 @@ def test_presets_load_and_round_trip_to_the_bit(name: str, tmp_path: Path) -> No
     np.testing.assert_array_equal(again.latency_us, cluster.latency_us)
 
 
-@pytest.mark.parametrize(("name", "size"), [("2xk80", 2), ("4xk80", 4), ("8xk80", 8)])
-def test_k80_presets_have_the_published_constants(name: str, size: int) -> None:
-    cluster = load_cluster(name)
-    assert cluster.device_names == tuple(f"gpu:{i}" for i in range(size))
+def test_k80_presets_have_the_published_constants() -> None:
+    cluster = load_cluster("8xk80")
+    assert cluster.device_names == tuple(f"gpu:{i}" for i in range(8))
     assert (cluster.transfers, cluster.link, cluster.link_gap_us) == ("broadcast", "egress", 25.0)
-    off_diagonal = ~np.eye(size, dtype=bool)
-    assert set(cluster.bandwidth[off_diagonal]) == {7600.0}
+    assert set(cluster.bandwidth[~np.eye(8, dtype=bool)]) == {7600.0}
     assert not cluster.latency_us.any()
     assert set(cluster.overhead_us) == {5.7}
 

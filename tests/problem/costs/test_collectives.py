@@ -28,10 +28,7 @@ def test_many_ranks_sum_little_along_trees_and_much_round_a_ring() -> None:
     assert collective_us("all_reduce", 64_000_000, 64, **LINK) == pytest.approx(START_US + ring_us)
 
 
-def test_one_rank_has_nothing_to_exchange() -> None:
+def test_one_rank_has_nothing_to_exchange_and_an_unknown_kind_is_refused() -> None:
     assert collective_us("all_reduce", 10**9, 1, **LINK) == 0.0
-
-
-def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(KeyError):
         collective_us("broadcast", 1, 2, **LINK)

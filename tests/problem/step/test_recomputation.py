@@ -21,7 +21,7 @@ from tests.capture.steps import Step
 from tests.capture.zoo import ZOO
 from tests.captures import Made, chained, linears, square
 
-MODELS = "convnet", "gpt2", "llama", "resnet", "swin", "t5", "transformer", "whisper"
+MODELS = "llama", "resnet", "swin", "t5", "transformer"
 CLUSTER = load_cluster("2xv100")
 
 
@@ -84,9 +84,9 @@ def stack(dropout: float = 0.0) -> Step:
     return Step(nn.Sequential(*(Block(dropout) for _ in range(4))), [torch.randn(64, 64)], square)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("count", "precision", "dropout"), [(1, "fp32", 0.1), (4, "fp32", 0.0), (1, "bf16", 0.0), (4, "bf16", 0.1)]
+)
 def test_some_blocks_are_recomputed_as_torch_does(count: int, precision: str, dropout: float) -> None:
     graph, blocks = captured(stack(dropout), count, precision=precision), ("0", "2")
     assert recomputable(graph) == ("0", "1", "2", "3")

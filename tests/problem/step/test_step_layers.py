@@ -119,18 +119,18 @@ class Recurrent(nn.Module):
 def recurrent(cells: int, steps: int) -> ComputationGraph:
     with torch.device("meta"):
         module, x = Recurrent(cells, 1024, steps), torch.empty(2048, steps, 1024)
-    return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=8)
+    return capture_training(module, [x], square, micro_batches=4)
 
 
 @pytest.mark.slow
 def test_recurrent_networks_are_cut_between_steps_or_between_cells() -> None:
-    problem = PlacementProblem(recurrent(4, 6), load_cluster("2x4xv100"))
+    problem = PlacementProblem(recurrent(3, 4), load_cluster("4xv100"))
     cut = {whole: layers(problem, whole) for whole in (False, True)}
-    assert len(cut[True].work_us) >= 4  # cells; the classifier and the loss may be with the last one
+    assert len(cut[True].work_us) >= 3  # cells; the classifier and the loss may be with the last one
     forward = np.array([kind == "forward" for kind in problem.graph.passes])
-    of_cell = [set(cut[True].number[forward & np.array(_in(problem, cell))].tolist()) for cell in range(4)]
-    assert of_cell == [{0}, {1}, {2}, {3}]
-    assert any(len(set(cut[False].number[forward & np.array(_in(problem, cell))].tolist())) > 1 for cell in range(4))
+    of_cell = [set(cut[True].number[forward & np.array(_in(problem, cell))].tolist()) for cell in range(3)]
+    assert of_cell == [{0}, {1}, {2}]
+    assert any(len(set(cut[False].number[forward & np.array(_in(problem, cell))].tolist())) > 1 for cell in range(3))
     plans = all_plans(problem)
     assert {plan.whole for plan in plans} == {False, True}
     best = HEURISTICS["pipeline"](problem)
