@@ -9,8 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_training
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import colocation_groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
 from tests.parts import Parts
 
 
@@ -60,6 +63,12 @@ def chained(count: int, width: int, rows: int, micro_batches: int = 1, **options
     """A training step of equal layers one after the other."""
     module = linears(count, width, device="meta", **options)
     return capture_training(module, [meta(rows, width)], square, micro_batches=micro_batches)
+
+
+def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
+    """In program order, as eager execution does."""
+    problem = PlacementProblem(graph, load_cluster(cluster), dispatch="list")
+    return simulate(problem, np.zeros(graph.num_ops, np.int64))
 
 
 def assert_same_gradients(module: nn.Module, other: nn.Module, rtol: float = 0.0, atol: float = 0.0) -> None:

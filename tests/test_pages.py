@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from placeto import PlacementProblem, load_cluster, load_graph, simulate
@@ -122,21 +121,3 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
     (row,) = rows[0]
     assert row["makespan_us"] == problem.single_device_us
     assert row["lower_bound_us"] == problem.lower_bound_us
-
-
-def test_every_field_of_the_examples_is_described() -> None:
-    described = set(re.findall(r"`\"?(\w+)\"?`", FORMATS))
-    names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
-    names -= {"weight", "add", "v100", "k80", "h200", "cpu"}  # ops of the placement, kinds of device
-    assert names - described == set()
-
-
-def test_the_heuristic_of_extending_places() -> None:
-    (text, *_) = examples("python", (ROOT / "docs" / "extending.md").read_text())
-    space: dict[str, object] = {}
-    exec(compile(text, "docs/extending.md", "exec"), space)
-    ops = [{"name": name, "time_us": {"*": 5.0}} for name in "abcd"]
-    problem = PlacementProblem(ComputationGraph.from_ops("four", ops), load_cluster("2xp100"))
-    result = space["halves"](problem, simulations=3)  # type: ignore[operator]
-    assert np.bincount(result.placement).tolist() == [2, 2]
-    assert result.simulations == 1

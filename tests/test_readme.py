@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 SHORTER = {  # the same commands on fewer graphs, and for an iteration in place of minutes
     r"train --family cifar10": "train cifar10:train:1 --validation-graphs cifar10:validation:3",
-    r"--minutes 10": "--iterations 1 --learning.annealed 0",
+    r"--minutes 10": "--iterations 1 --learning.annealed 0 --learning.labels 16",
+    r"place (cifar10:test:3) --cluster 4xv100": r"place \1 --cluster 4xv100 --simulations 100",
     r"--count 4": "--count 1",
     r"--simulations 300 --seeds 2": "--simulations 30 --seeds 1 --processes 1",
 }

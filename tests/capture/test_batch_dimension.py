@@ -31,7 +31,7 @@ def loss(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def test_a_sequence_in_dimension_0_is_not_split(module: nn.Module, where: str) -> None:
     x = torch.empty(8, 4, 4)  # a part of four has as many steps as there are samples
     message = f"{where} its batch in dimension 1, .* its sequence of 8: make it with batch_first=True"
-    for count in (2, 4, 8):
+    for count in (2, 8):
         with pytest.raises(CaptureError, match=message):
             capture_training(module, [x], loss, micro_batches=count)
     with pytest.raises(CaptureError, match=message):

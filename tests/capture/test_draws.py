@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import placeto
 from placeto.capture.trace import capture_training, trace_training
 from placeto.runtime.unrolled import unrolled
-from tests.captures import Made, assert_same_gradients, called, square
+from tests.captures import Made, called, square
+from tests.runtime.true import assert_next_step, step_of
 
 Block = Callable[[Tensor], Tensor]
 once = partial(checkpoint, use_reentrant=False)
@@ -36,28 +36,14 @@ CALLS: dict[str, Callable[[Block, Tensor], Tensor]] = {
 }
 
 
-def placed_and_eager(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, nn.Module]:
-    """The loss of a step on one device, that of eager execution from the same seed, and the module that ran it."""
-    twin = copy.deepcopy(module)
-    placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="single")
-    torch.manual_seed(1)
-    loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
-    torch.manual_seed(1)
-    wanted = square(twin(x.detach()))
-    wanted.backward()
-    return loss, wanted.detach(), twin
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_gradients_are_those_of_eager(call: str) -> None:
     module, x = dropped(CALLS[call]), torch.randn(4, 8)
     if call == "reentrant":
         module.blocks.insert(0, nn.Identity())
         module.call = lambda block, x: block(x) if isinstance(block, nn.Identity) else again(block, x.requires_grad_())
-    loss, wanted, twin = placed_and_eager(module, x)
-    assert torch.equal(loss, wanted)
-    assert all(parameter.grad is not None for parameter in module.parameters())
-    assert_same_gradients(module, twin)
+    twin = copy.deepcopy(module)
+    assert_next_step(step_of(module, [x], loss=square, placer="single"), module, twin, x)
 
 
 def leaky(x: Tensor) -> Tensor:
@@ -75,16 +61,14 @@ def leaky(x: Tensor) -> Tensor:
 )
 def test_masks_of_tensors_that_lie_in_another_order_are_those_of_eager(layer: nn.Module) -> None:
     module, x = nn.Sequential(nn.Linear(8, 8), layer, nn.Flatten(2)), torch.randn(4, 6, 8)
-    loss, wanted, twin = placed_and_eager(module, x)
-    assert loss.item() == wanted.item()
-    assert_same_gradients(module, twin, rtol=1.3e-6, atol=1e-5)
+    twin = copy.deepcopy(module)
+    assert_next_step(step_of(module, [x], loss=square, placer="single"), module, twin, x, rtol=1.3e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
     module, x = dropped(once), torch.randn(4, 8)
-    placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="roundrobin", micro_batches=micro_batches)
-    loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
+    loss = step_of(module, [x], loss=square, micro_batches=micro_batches)(x)
     for parameter in module.parameters():  # the loss is quadratic in each: Euler's theorem on homogeneous functions
         assert parameter.grad is not None
         assert (parameter * parameter.grad).sum().item() == pytest.approx(2.0 * loss.item(), rel=1e-4)

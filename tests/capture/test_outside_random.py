@@ -40,25 +40,19 @@ def test_a_step_with_numbers_of_python_or_numpy_is_placed_but_not_run(forward: A
     assert before == (random.getstate(), np.random.get_state()[2])  # type: ignore[index]
 
 
-class Seeded(nn.Module):
+def seeding(self: Any, x: Tensor) -> Tensor:
     """Seeds torch's generator before dropout."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.layer, self.seed, self.dropout = nn.Linear(4, 4), seed, nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        torch.manual_seed(self.seed)
-        return self.dropout(self.layer(x))
+    torch.manual_seed(3)
+    return self.dropout(self.layer(x))
 
 
 def test_a_step_that_seeds_what_it_draws_is_placed_but_not_run() -> None:
-    module, x = Seeded(3), torch.ones(2, 4)
+    module, x = Made(seeding, layer=nn.Linear(4, 4), dropout=nn.Dropout(0.5)), torch.ones(2, 4)
     torch.manual_seed(3)  # as the module does
     state = torch.get_rng_state()
     with (
         pytest.warns(NotRunWarning),
-        pytest.raises(RunError, match=r"^Seeded can be placed, but not run: forward seeds the random"),
+        pytest.raises(RunError, match=r"^Made can be placed, but not run: forward seeds the random"),
     ):
         step_of(module, [x], loss=square)
     assert capture_training(module, [x], square, run=True).num_ops

@@ -19,7 +19,7 @@ PACKED = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None]
 
 def language_model(**options: Any) -> nn.Module:
     torch.manual_seed(0)
-    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(**small, vocab_size=11, use_cache=False, **options)
     return transformers.LlamaForCausalLM(config)
 

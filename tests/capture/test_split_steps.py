@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import placeto
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.errors import CaptureError
 from placeto.runtime.program import Program
@@ -37,23 +36,22 @@ def running() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 2))
 
 
-STEPS = {  # module, its input, precision, and hashes in 4 and 3 micro-batches, as when all micro-batches were traced
-    "mlp": (mlp, (12, 8), "fp32", "f5fa9059b156232c", "c53c0462a1eb5c34"),
-    "shared": (Shared, (12, 8), "fp32", "d1d330bef16e4fd9", "522ee58becf75823"),
-    "checkpointed": (lambda: Checkpointed(8, 2), (12, 8), "fp32", "39fd91c0feac4f31", "a004d47df286f973"),
-    "text": (text, (12, 6), "bf16", "741ed9dbac28b463", "a2116154b5e74601"),
-    "running": (running, (12, 3, 4, 4), "fp32", "740154ae040f2b9b", "cbdbcd39879693de"),
+STEPS = {  # module, its input, precision, and the hash in 3 micro-batches, as when all micro-batches were traced
+    "mlp": (mlp, (12, 8), "fp32", "c53c0462a1eb5c34"),
+    "shared": (Shared, (12, 8), "fp32", "522ee58becf75823"),
+    "checkpointed": (lambda: Checkpointed(8, 2), (12, 8), "fp32", "a004d47df286f973"),
+    "text": (text, (12, 6), "bf16", "a2116154b5e74601"),
+    "running": (running, (12, 3, 4, 4), "fp32", "cbdbcd39879693de"),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_graphs_are_those_of_traces_of_all_micro_batches(name: str) -> None:
-    module, shape, precision, *hashes = STEPS[name]
+    module, shape, precision, expected = STEPS[name]
     x = meta(*shape).long() if name == "text" else meta(*shape)
     loss = None if name == "checkpointed" else square
-    for count, expected in zip((4, 3), hashes, strict=True):
-        graph = capture_training(module().to("meta"), [x], loss, micro_batches=count, precision=precision)
-        assert graph.hash[:16] == expected
+    graph = capture_training(module().to("meta"), [x], loss, micro_batches=3, precision=precision)
+    assert graph.hash[:16] == expected
 
 
 @pytest.mark.parametrize("count", [2, 3, 12])
@@ -71,11 +69,6 @@ def test_inference_is_a_stream_of_requests() -> None:
     made = step.capture.rebuild(Program.of(step.unrolled.traced).compile()(*step.leaves))
     assert torch.allclose(made["y"], module(X)["y"], atol=1e-6)
     assert torch.equal(made["weight"], module.inner[0].weight)
-    chain, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.empty(4096, 512)
-    times = [placeto.place(chain, [x], cluster="4xa100", micro_batches=n, placer="etf").makespan_us for n in (1, 4)]
-    assert times[1] < 0.7 * times[0]
-    with pytest.raises(CaptureError, match="can't be split into 5"):
-        placeto.place(chain, [x], cluster="4xa100", micro_batches=5)
 
 
 def test_targets_of_another_length_are_told_to_be_whole() -> None:

@@ -17,8 +17,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.measuring.meter import Meter
 from placeto.simulator.schedule import simulate
-from tests.capture.test_memory import on_one_device
-from tests.captures import Made
+from tests.captures import Made, on_one_device
 from tests.memory_meter import peak_of_training_step
 
 Y, T = torch.rand(6, 12, 4), torch.rand(6, 12, 4)

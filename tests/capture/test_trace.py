@@ -121,8 +121,10 @@ BRANCHING = Made(lambda self, x: self.layer(x) if x.sum().item() > 0 else x, lay
     ("module", "inputs", "loss", "message"),
     [
         (mlp(), [meta(2, 7)], None, r"module '0' \(Linear\): RuntimeError: .* \[2, 7\] .*; .* have shapes \(2, 7\)$"),
+        (nn.Linear(5, 4), [meta(2, 4)], None, r"the module \(Linear\): RuntimeError: .*have shapes \(2, 4\)"),
         (mlp(), [meta(2, 8)], None, "the loss must be a scalar tensor, not a tensor of shape \\(2, 4\\)"),
         (mlp(), [meta(2, 8)], lambda y: 3.0, "the loss must be a scalar tensor, not a float"),
+        (Made(lambda m, x: {"logits": m.layer(x)}, layer=mlp()), [meta(2, 8)], None, "the loss must be a scalar"),
         (mlp(), [meta(2, 8)], lambda y: y.detach().sum(), "doesn't depend on any trainable parameter"),
         (mlp(), [meta(2, 8)], lambda y: y.detach().requires_grad_().sum(), "doesn't depend on any trainable parameter"),
         (mlp(), meta(2, 8), None, "inputs must be a sequence of arguments, such as .*, not a tensor"),
@@ -220,11 +222,6 @@ def test_what_is_not_an_argument_is_a_constant_also_on_meta() -> None:
             module, x, loss = factory()
         graphs.append(capture_training(module, [x], loss, name="masked"))
     assert graphs[0].hash == graphs[1].hash
-
-
-def test_a_module_that_fails_itself_is_named() -> None:
-    with pytest.raises(CaptureError, match=r"^net: the module \(Linear\): RuntimeError: .*have shapes \(2, 4\)"):
-        capture_training(nn.Linear(5, 4), [torch.ones(2, 4)], torch.sum, name="net")
 
 
 def test_transforms_of_torch_func() -> None:

@@ -71,6 +71,8 @@ def test_what_is_computed_again_waits_for_the_gradient_of_its_own_block() -> Non
     again = np.flatnonzero(passes == "recomputation")
     assert {(part[op], block[op]) for op in again} == set(product(range(4), range(3)))
     for op in again:
+        waits = graph.output_bytes[graph.edge_tensor[(graph.edge_dst == op) & (passes[graph.edge_src] == "backward")]]
+        assert not waits.any(), "no bytes travel"
         earlier = needs[op] & (passes == "backward")
         assert set(part[earlier]) == {part[op]}
         assert set(block[earlier]) == set(range(block[op] + 1, 4))

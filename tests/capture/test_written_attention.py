@@ -51,12 +51,9 @@ def recomputed(rate: float) -> Attention:
 
 WAYS: Mapping[str, tuple[Callable[[float], Attention], dict[str, Any]]] = {
     "bfloat16": (with_dropout, {}),
-    "float16": (with_dropout, {"dtype": torch.float16}),
     "float32": (with_dropout, {"dtype": torch.float32}),
-    "tf32": (with_dropout, {"dtype": torch.float32, "precision": "tf32"}),
     "autocast": (with_dropout, {"dtype": torch.float32, "precision": "bf16"}),
     "causal": (lambda rate: with_dropout(rate, is_causal=True), {}),
-    "scaled": (lambda rate: with_dropout(rate, scale=0.3), {}),
     "masked": (masked, {}),
     "micro-batches": (with_dropout, {"micro_batches": 2}),
     "in a checkpoint": (recomputed, {}),

@@ -17,6 +17,7 @@ def test_its_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     shorter = {'ITERATIONS, OUT = 40, "runs/notebook"': 'ITERATIONS, OUT = 2, "run"', '"train", 6': '"train", 1'}
+    shorter |= {"annealed=0.0": "annealed=0.0, labels=16", "simulations=300": "simulations=100"}
     names: dict[str, Any] = {}
     for cell in cells():
         source = "".join(cell["source"]).replace("%matplotlib inline\n", "")  # a command of notebooks alone

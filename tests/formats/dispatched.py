@@ -34,11 +34,9 @@ def hugging_face() -> dict[str, Callable[[], nn.Module]]:
     llama = hf.LlamaConfig(
         num_hidden_layers=3, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, **sizes
     )
-    gpt2 = hf.GPT2Config(n_layer=3, n_embd=16, n_head=2, n_positions=16, **sizes)
     t5 = hf.T5Config(num_layers=2, d_model=16, d_ff=32, num_heads=2, d_kv=8, decoder_start_token_id=0, **sizes)
     return {
         "Llama": lambda: hf.LlamaForCausalLM(llama),
-        "GPT2": lambda: hf.GPT2LMHeadModel(gpt2),
         "T5": lambda: hf.T5ForConditionalGeneration(t5),
     }
 
@@ -48,7 +46,7 @@ def checked(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
     torch.manual_seed(0)
     model, words = make().eval(), torch.arange(10).reshape(2, 5) % 12
     inputs = {"words": words} if name in WORDS else {"input" if name == "attention" else "x": torch.randn(2, 5, 8)}
-    if name in ("Llama", "GPT2", "T5"):
+    if name in ("Llama", "T5"):
         inputs = {"input_ids": words} | ({"decoder_input_ids": words} if name == "T5" else {})
     problem = PlacementProblem(capture_inference(model, inputs), load_cluster("2xv100"))
     with torch.no_grad():

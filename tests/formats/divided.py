@@ -122,12 +122,6 @@ def shared_embedding() -> nn.Module:
     return Made(lambda m, words: m.mix(m.encoder(words), m.decoder(words)), shared=shared, mix=mix, **coders)
 
 
-def twice() -> nn.Module:
-    """One module under two names."""
-    enc = nn.Linear(8, 8)
-    return Made(lambda m, x: m.dec(m.mid[1](m.mid[0](m.enc(x)))), enc=enc, mid=linears(2), dec=enc)
-
-
 def experts() -> nn.Module:
     """A gate whose outputs weigh those of experts."""
 
@@ -200,34 +194,6 @@ def stream() -> nn.Module:
     return Made(compute, first=nn.Linear(8, 8), blocks=blocks, last=linears(3))
 
 
-def cache() -> nn.Module:
-    """Blocks that write into a tensor of the model."""
-
-    def compute(m: Any, x: Tensor) -> Tensor:
-        x = m.first(x)
-        rows = torch.zeros(3, *x.shape, device=x.device)
-        for number, part in enumerate(m.blocks):
-            x = part(x, rows[number])
-        return through(m.last, rows.sum(0))
-
-    return Made(
-        compute, first=nn.Linear(8, 8), blocks=changing(lambda m, x, row: row.copy_(m.inner(x))), last=linears(3)
-    )
-
-
-def shortcuts() -> nn.Module:
-    """Blocks that begin with an activation in place, and shortcuts that read what it changed."""
-
-    def compute(m: Any, x: Tensor) -> Tensor:
-        x = m.first(x)
-        for part, down in zip(m.blocks, m.downs, strict=True):
-            x = part(x) + down(x)
-        return through(m.last, x)
-
-    blocks = changing(lambda m, x: m.inner(F.relu_(x)))
-    return Made(compute, first=nn.Linear(8, 8), blocks=blocks, downs=linears(3), last=linears(3))
-
-
 def activations_in_place() -> nn.Module:
     """Blocks that begin with an activation in place of what nobody reads later: they can be apart."""
     blocks = changing(lambda m, x: m.inner(F.relu_(x)))
@@ -285,25 +251,6 @@ def hooked() -> nn.Module:
     return Made(lambda m, x: through((*m.first, *m.last), x), first=first, last=last)
 
 
-def skips() -> nn.Module:
-    """A block leaves a tensor for the next one where accelerate doesn't see it."""
-
-    def compute(m: Any, x: Tensor) -> Tensor:
-        x = m.inner(x) + m.left.pop() if m.left else m.inner(x)
-        m.left.append(x * 2)
-        return x
-
-    def model(m: Any, x: Tensor) -> Tensor:
-        m.left.clear()
-        x = through((*m.blocks, *m.last), x)
-        m.left.clear()
-        return x
-
-    left: list[Tensor] = []
-    blocks = nn.ModuleList(Made(compute, inner=nn.Linear(8, 8), left=left) for _ in range(3))
-    return Made(model, blocks=blocks, last=linears(3), left=left)
-
-
 def u_turn() -> nn.Module:
     """Blocks that leave what they return on a stack, which the blocks behind them take: the first gets it twice."""
 
@@ -340,26 +287,6 @@ def notes() -> nn.Module:
     return Made(model, blocks=changing(compute))
 
 
-def kept_notes() -> nn.Module:
-    """Blocks that keep a dictionary that they are given, and read in a second call what the model has written since."""
-
-    def compute(m: Any, x: Tensor, notes: dict[str, Tensor] | None = None) -> Tensor:
-        m.kept = m.kept if notes is None else notes
-        return m.inner(x) + m.kept.get("mean", 0)  # type: ignore[no-any-return]
-
-    def model(m: Any, x: Tensor) -> Tensor:
-        notes: dict[str, Tensor] = {}
-        for block in m.blocks:
-            x = block(x, notes)
-        notes["mean"] = x.mean()
-        x = through(m.blocks, x)
-        for block in m.blocks:
-            block.kept = None
-        return x
-
-    return Made(model, blocks=changing(compute))
-
-
 def states() -> nn.Module:
     """Blocks that change the dictionary that they are given, and return it."""
 
@@ -389,11 +316,11 @@ def grandchildren() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, twice, experts,
-        attention, u_net, wrapped, peeks, stream, cache, shortcuts, activations_in_place, given_back, adapters,
-        far_norm, one_activation, hooked, skips, u_turn, notes, kept_notes, states, passed, grandchildren,
+        class_token, buffers, residual, stack, unused, scales, borrowed, tied, shared_embedding, experts, attention,
+        u_net, wrapped, peeks, stream, activations_in_place, given_back, adapters, far_norm, one_activation, hooked,
+        u_turn, notes, states, passed, grandchildren,
     )
 }  # fmt: skip
 WORDS = {"borrowed", "tied", "shared_embedding"}
-UNDIVIDED = {"scales", "given_back", "notes", "kept_notes"}
+UNDIVIDED = {"scales", "given_back", "notes"}
 """Models that can't be on two devices: an op reads what several of their modules give, or a copy would be changed."""

@@ -47,6 +47,8 @@ WRITERS: dict[str, Callable[[Any, Path], None]] = {
 }
 DEVICES = [{"name": name, "flops": {"float32": 1e12}, "memory_bandwidth": 1e12, "memory": 1e9} for name in "ab"]
 SHARED = {"name": "card", "bandwidth": 1e9, "latency_us": 3.0, "from": ["a"], "to": ["b"]}
+NAMES = {"called_in": ["act"], "shared_with": ["0"], "tensors": ["table"]}
+"""What a graph knows of names, beside what it knows of the toy's ops."""
 DOCUMENTS: list[dict[str, Any]] = [
     *(json.loads(text) for text in examples("json", PAGE)),
     *(
@@ -55,7 +57,7 @@ DOCUMENTS: list[dict[str, Any]] = [
         if found.suffix == ".json" and name != "config"  # which is transformers'
         for document in found.documents
     ),
-    {"format": "placeto.graph/1", "ops": captured(chain(1), 2).to_ops()},
+    {"format": "placeto.graph/1", "ops": [op | NAMES for op in captured(chain(1), 2).to_ops()]},
     {
         "format": "placeto.cluster/1",
         "devices": DEVICES,
@@ -77,12 +79,13 @@ def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from fields(value[key], (*path, key))
 
 
-def one_of_each(document: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Of fields that differ in the numbers of items, one."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for path in fields(document):
-        if not UNREAD.fullmatch(name := ".".join(map(str, path))):
-            found.setdefault(re.sub(r"\d+", "", name), path)
+def one_of_each(*documents: dict[str, Any]) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
+    """Of fields of one format that differ in the numbers of items, one, with a document that has it."""
+    found: dict[tuple[str, str], tuple[dict[str, Any], tuple[Any, ...]]] = {}
+    for document in documents:
+        for path in fields(document):
+            if not UNREAD.fullmatch(name := ".".join(map(str, path))):
+                found.setdefault((kind_of(document), re.sub(r"\d+", "", name)), (document, path))
     return list(found.values())
 
 
@@ -107,19 +110,19 @@ def read(document: dict[str, Any], path: Path) -> Any:
     return READERS[kind_of(document)](path)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.get("format", "dnn-partitioning"))
-def test_other_values_and_fields_are_refused_by_name(document: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind or "dnn-partitioning")
+def test_other_values_and_fields_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "document.json"
 
     def refusal(wrong: Any) -> str:
         path.write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: ") as refused:
-            READERS[kind_of(document)](path)
+            READERS[kind](path)
         assert str(refused.value).isprintable()
         return str(refused.value).removeprefix(f"{path}: ")
 
-    for field in one_of_each(document):
-        if (kind_of(document), field) == ("plan", ("format",)):  # another format is no plan, and no error
+    for document, field in one_of_each(*(document for document in DOCUMENTS if kind_of(document) == kind)):
+        if (kind, field) == ("plan", ("format",)):  # another format is no plan, and no error
             continue
         named = [part for part in field if isinstance(part, str)][-1]
         for other in ([{"no": 1}], float("nan"), -1):
@@ -150,33 +153,25 @@ def test_what_is_read_is_written_and_pickled_as_it_was(document: dict[str, Any],
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-OTHER = {
-    "type": "other",
-    "kind": "other",
-    "dtype": "bfloat16",
-    "kernel": "grouped",
-    "colocation": "other",
-    "module": "m",
-}
-OTHER |= {"pass": "backward", "transfers": "broadcast", "link": "pair"}
-UNHASHED = {"price_per_hour"}
+OTHER = {"dtype": "bfloat16", "kernel": "grouped", "pass": "backward", "transfers": "broadcast", "link": "pair"}
+OTHER |= dict.fromkeys(("type", "kind", "colocation", "module", "signature", "reads", *NAMES), "other")
+UNHASHED = {"price_per_hour", "signature", "reads", *NAMES}
 
 
 @pytest.mark.parametrize("document", [one for one in DOCUMENTS if kind_of(one) in ("graph", "cluster")], ids=kind_of)
 def test_the_hash_sees_every_field(document: dict[str, Any], tmp_path: Path) -> None:
     plain, seen = read(document, tmp_path / "document.json").hash, 0
-    for field in one_of_each(document):
-        value = value_at(document, field)
+    for _, field in one_of_each(document):
+        value, named = value_at(document, field), [part for part in field if isinstance(part, str)][-1]
         if isinstance(value, float):
             other: Any = value * 0.5 + 1e-3
         elif type(value) is int:
             other = value + 1
         else:
-            other = OTHER.get(field[-1], value)
+            other = OTHER.get(named, value) if isinstance(value, str) else value
         if other != value:
             with suppress(ValueError):  # fields that go together, such as sizes and what reads them
-                assert (read(changed(document, field, other), tmp_path / "other.json").hash != plain) is (
-                    field[-1] not in UNHASHED
-                ), field
+                found = read(changed(document, field, other), tmp_path / "other.json").hash
+                assert (found != plain) is (named not in UNHASHED), field
                 seen += 1
     assert seen >= 5

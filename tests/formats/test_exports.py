@@ -25,6 +25,7 @@ from placeto.problem.step.whole_modules import module_units
 from placeto.simulator.schedule import Schedule
 from tests.captures import Made
 from tests.command_line import fails, run
+from tests.formats.torch_toys import on_modules
 from tests.growth import assert_in_proportion
 from tests.parts import through
 from tests.problem.test_files import limited
@@ -56,16 +57,10 @@ class Model(nn.Module):
 WORDS = torch.arange(24).reshape(4, 6)
 
 
-def made(schedule_of: dict[str, int], tied: bool = False, cluster: str = "4xv100") -> Schedule:
+def made(schedule_of: dict[str, int], tied: bool = False) -> Schedule:
     """The schedule where the ops of modules that begin so are on these devices, and others on the first."""
     graph = capture_training(Model(tied), [WORDS], lambda y: y.square().mean())
-    problem = PlacementProblem(graph, load_cluster(cluster))
-    of = [max((d for head, d in schedule_of.items() if path.startswith(head)), default=0) for path in graph.modules]
-    placement = np.array(of)
-    for colour in np.unique(graph.colocation[graph.colocation >= 0]):
-        together = graph.colocation == colour
-        placement[together] = placement[together].max()
-    return simulate(problem, placement)
+    return on_modules(graph, schedule_of, "4xv100")
 
 
 def test_units_are_blocks_and_what_stands_beside_them() -> None:

@@ -56,8 +56,9 @@ def names_of(schedule: Schedule) -> list[str]:
     return list(schedule.problem.cluster.device_names[:2])
 
 
-@pytest.mark.parametrize("tool", ["megatron", "vllm", "llama.cpp"])
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    ("name", "tool"), [*((name, "megatron") for name in HOSTILE), (HOSTILE[0], "vllm"), (HOSTILE[1], "llama.cpp")]
+)
 def test_a_shell_reads_names_as_names(name: str, tool: str, tmp_path: Path) -> None:
     schedule = named(name)
     (tmp_path / "placed.sh").write_text(LAYER_TOOLS[tool](whole_layers(schedule, tool)))
@@ -70,7 +71,7 @@ def test_a_shell_reads_names_as_names(name: str, tool: str, tmp_path: Path) -> N
 
 
 @given(st.text(min_size=1, max_size=30) | st.sampled_from(HOSTILE))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_python_reads_names_as_names(name: str) -> None:
     with TemporaryDirectory() as folder, chdir(folder):
         schedule = named(name)
@@ -85,7 +86,7 @@ def test_python_reads_names_as_names(name: str) -> None:
         assert not Path("ran").exists()
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [HOSTILE[0], *HOSTILE[-2:]])
 def test_pages_and_pictures_spell_names_out(name: str) -> None:
     schedule = named(name)
     page = report_page(schedule, name)

@@ -10,6 +10,16 @@ from placeto.formats.onnx_import.onnx_costs import Operand, bytes_accessed, dtyp
 FLOAT, UINT8, INT8, INT32, INT4, INT2 = 1, 2, 3, 6, 22, 26  # as ONNX numbers them
 
 CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[str, Any], float]] = {
+    "product": ("MatMul", [(2, 3, 4), (2, 4, 5)], (2, 3, 5), {}, 2 * 2 * 3 * 4 * 5),
+    "transposed product": ("Gemm", [(4, 3), (4, 5)], (3, 5), {"transA": 1}, 2 * 3 * 4 * 5),
+    "transposed convolution": (
+        "ConvTranspose",
+        [(2, 4, 5, 5), (4, 3, 2, 2)],
+        (2, 6, 10, 10),
+        {"group": 2},
+        2 * 200 * 3 * 4,
+    ),
+    "sum": ("Add", [(2, 3), (2, 3)], (2, 3), {}, 0),
     "deformed convolution": ("DeformConv", [(1, 2, 6, 6), (3, 2, 3, 3)], (1, 3, 4, 4), {}, 2 * 3 * 16 * 18),
     "ellipsis": ("Einsum", [(2, 3, 4, 5), (2, 3, 6, 5)], (2, 3, 4, 6), {"equation": "...id,...jd->...ij"}, 1440),
     "broadcast": ("Einsum", [(2, 3, 4, 5), (5, 6)], (2, 3, 4, 6), {"equation": b"...d, df -> ...f"}, 2 * 24 * 30),

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.formats.exports import torch_cut
 from placeto.formats.exports.torch_run import OfTensors
 from tests.captures import Made, linears
+from tests.formats.torch_toys import OWN_GRADIENTS, WIDTH, chain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -170,8 +171,7 @@ TABLES: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("table", "late"), [*((table, False) for table in TABLES), (positions, True), (doubled, True)])
 def test_tables_may_be_made_in_place_and_of_shapes(table: Callable[[Tensor], Tensor], late: bool) -> None:
     """By the shape of the model's input, or of what the first layer makes of it."""
 
@@ -279,24 +279,6 @@ def test_tables_are_made_on_the_device_of_the_stage() -> None:
         assert stage(torch.rand(4, 8, device="meta")).device.type == "meta"
 
 
-class Rounded(torch.autograd.Function):
-    """Rounds, and has the gradient of what it rounds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
-def hooked(x: Tensor) -> Tensor:
-    y = 1.0 * x
-    y.register_hook(torch.neg)
-    return y
-
-
 def nested(layer: nn.Module, x: Tensor) -> Any:
     return checkpoint(lambda y: checkpoint(layer, y, use_reentrant=False).tanh(), x, use_reentrant=False)
 
@@ -318,32 +300,20 @@ CHECKPOINTS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 def test_checkpoints_of_the_model_itself_keep_its_gradients(kept: str) -> None:
     """They are left out: torch would trace what they run as if it had no gradients."""
     kept_by = CHECKPOINTS[kept]
-    chain = [Made(lambda module, x: kept_by(module.layer, x), layer=nn.Linear(8, 8)) for _ in range(3)]
+    layers = [Made(lambda module, x: kept_by(module.layer, x), layer=nn.Linear(8, 8)) for _ in range(3)]
     model = Made(
-        lambda module, x: functools.reduce(lambda y, layer: layer(y), module.layers, x), layers=nn.ModuleList(chain)
+        lambda module, x: functools.reduce(lambda y, layer: layer(y), module.layers, x), layers=nn.ModuleList(layers)
     )
     assert_as_whole(model, torch.rand(4, 8, requires_grad=True))
 
 
-def halved(layer: nn.Module) -> nn.Module:
-    layer.register_full_backward_hook(lambda module, given, gradients: (0.5 * gradients[0],))
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("layer", "what"),
-    [
-        (lambda: Made(lambda module, x: Rounded.apply(x)), "Rounded"),
-        (lambda: Made(lambda module, x: hooked(x)), "a hook of a tensor"),
-        (lambda: halved(nn.Linear(8, 8)), "a backward hook"),
-    ],
-    ids=["function", "tensor", "module"],
-)
+@OWN_GRADIENTS
 def test_what_makes_gradients_of_its_own_is_refused(layer: Callable[[], nn.Module], what: str) -> None:
     """torch would train the stages without these gradients, and say nothing."""
-    model, own = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8)), vars(torch.autograd.Function)["apply"]
+    model, own = chain(), vars(torch.autograd.Function)["apply"]
+    model[1] = layer()
     with pytest.raises(SystemExit, match=f"error: {what} makes gradients of its own, .* or run replicas"):
-        cut_at(["2"], model, [torch.rand(4, 8)])
+        cut_at(["2"], model, [torch.rand(4, WIDTH)])
     assert vars(torch.autograd.Function)["apply"] is own
 
 

@@ -36,8 +36,7 @@ def test_the_plan_says_which_rank_runs_what(tmp_path: Path) -> None:
         assert all(re.fullmatch(r"[01][FIWB][01]", cell) for row in rows for cell in row)
 
 
-@pytest.mark.parametrize("cluster", ["2xk80", "4xv100", "2x4xv100", "2xv100+2xp100"])
-@pytest.mark.parametrize("micro_batches", [4, 6])
+@pytest.mark.parametrize(("cluster", "micro_batches"), [("2xk80", 6), ("2x4xv100", 4), ("2xv100+2xp100", 6)])
 def test_the_placer_finds_what_torch_runs(cluster: str, micro_batches: int) -> None:
     problem = PlacementProblem(captured(chain(8), micro_batches), load_cluster(cluster))
     found = load_placer("torch-pipeline")(problem)

@@ -1,7 +1,10 @@
 """Models in chains, and schedules of plans for them, as torch runs them or can't."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -85,3 +88,48 @@ def tied() -> nn.Module:
     model = chain()
     model[3].weight = model[0].weight
     return model
+
+
+def on_modules(graph: ComputationGraph, devices: dict[str, int], cluster: str) -> Schedule:
+    """The ops of modules that begin so are on these devices, others on the first; what is colocated, on the last."""
+    found = [max((d for head, d in devices.items() if path.startswith(head)), default=0) for path in graph.modules]
+    placement = np.array(found)
+    for colour in np.unique(graph.colocation[graph.colocation >= 0]):
+        together = graph.colocation == colour
+        placement[together] = placement[together].max()
+    return simulate(PlacementProblem(graph, load_cluster(cluster)), placement)
+
+
+class Reversal(torch.autograd.Function):
+    """Passes on what it is given, and minus its gradient; no op of the graph stands for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+def with_hook(module: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone()
+    x.register_hook(torch.neg)
+    return x
+
+
+def halving(layer: nn.Module) -> nn.Module:
+    layer.register_full_backward_hook(lambda module, given, gradients: (0.5 * gradients[0],))
+    return layer
+
+
+OWN_GRADIENTS = pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (lambda: Made(lambda module, x: Reversal.apply(x)), "Reversal"),
+        (lambda: Made(with_hook), "a hook of a tensor"),
+        (lambda: halving(nn.Linear(WIDTH, WIDTH)), "a backward hook"),
+    ],
+    ids=["function", "tensor", "module"],
+)
+"""Layers that make gradients of their own, and how they are called."""

@@ -46,14 +46,13 @@ def only_compile(step: Any, x: torch.Tensor) -> None:
     pass
 
 
-@pytest.mark.parametrize("by_python", [False, True])
 @pytest.mark.parametrize(
-    ("make", "how"),
+    ("make", "how", "by_python"),
     [
-        (linear, {"loss": torch.sum}),
-        (linear, {"loss": torch.sum, "micro_batches": 2}),
-        (linear, {"training": False}),
-        (random, {"loss": torch.sum}),
+        (linear, {"loss": torch.sum, "micro_batches": 2}, False),
+        (linear, {"training": False}, True),
+        (random, {"loss": torch.sum}, False),
+        (random, {"loss": torch.sum}, True),
     ],
 )
 def test_it_is_freed_with_its_last_reference(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-import placeto
 from placeto.capture.trace import capture_training
 from placeto.capture.user_errors import NotRunWarning
 from placeto.errors import CaptureError, RunError
@@ -94,14 +93,6 @@ def test_statistics_of_a_batch_norm_that_other_ops_read_are_as_in_eager() -> Non
         assert_as_eager(module, [torch.randn(6, 4)], steps=3)
     instance = nn.Sequential(nn.Conv1d(4, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True))
     assert_as_eager(instance, [torch.randn(2, 4, 8)], steps=3)
-
-
-def test_a_module_of_two_names_whose_weight_is_tied_is_as_in_eager() -> None:
-    """The capture swaps its tensors under both names, and must not lose those that it had."""
-    module = Layer(lambda self, x: self.head(self.same(self.layer(x))), head=nn.Linear(4, 4))
-    module.same, module.head.weight = module.layer, module.layer.weight
-    assert_as_eager(module, [torch.randn(6, 4)], steps=3)
-    assert module.head.weight is module.same.weight is module.layer.weight
 
 
 def test_the_value_that_a_buffer_had_is_returned() -> None:
@@ -368,7 +359,7 @@ def test_threads_take_turns() -> None:
     wanted, wrong = [module(x).detach() for x in inputs], []
 
     def call(k: int) -> None:
-        wrong.extend(k for _ in range(100) if not torch.equal(step(inputs[k]), wanted[k]))
+        wrong.extend(k for _ in range(40) if not torch.equal(step(inputs[k]), wanted[k]))
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -393,23 +384,13 @@ def test_a_fork_is_told_to_compile_anew(monkeypatch: pytest.MonkeyPatch) -> None
             call(x)
 
 
-class Unread(nn.Module):
+def test_statistics_that_nobody_reads_are_updated() -> None:
     """The loss doesn't read what comes behind the batch norm."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.first(x)
+    def unread(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x)
         return y, self.second(self.norm(y))
 
-
-def test_statistics_that_nobody_reads_are_updated() -> None:
-    module, x = Unread(), torch.randn(8, 4)
-    eager = copy.deepcopy(module)
-    step = placeto.place(module, [x], loss=lambda output: output[0].square().mean(), cluster="2xv100", placer="single")
-    step.compile(devices=["cpu:0", "cpu:1"])(x)
-    eager(x)
-    torch.testing.assert_close(module.norm.running_mean, eager.norm.running_mean)
-    assert module.norm.num_batches_tracked == 1
+    module = Layer(unread, norm=nn.BatchNorm1d(4), second=nn.Linear(4, 2))
+    assert_as_eager(module, [torch.randn(8, 4)], lambda output: square(output[0]))
+    assert module.norm.num_batches_tracked == 2

@@ -65,18 +65,18 @@ def run(cluster: Cluster, place: str, count: int, lists: bool = False) -> dict[s
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-@pytest.mark.parametrize("lists", [False, True])
-@pytest.mark.parametrize("count", [2, 3, 6])
-@pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100"])
+@pytest.mark.parametrize(
+    ("cluster", "count", "lists"),
+    [("4xv100", 2, False), ("4xv100", 6, True), ("2x4xv100", 3, False), ("2x4xv100", 6, False), ("2x4xv100", 6, True)],
+)
 def test_a_pipeline_gives_the_gradients_of_eager_steps_to_the_bit(cluster: str, count: int, lists: bool) -> None:
     found, expected = run(load_cluster(cluster), "pipeline", count, lists), by_backward(model(), count)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
-    "place", ["data", "0", *(pytest.param(str(seed), marks=pytest.mark.slow) for seed in range(1, 8))]
+    ("cluster", "place"), [("4xv100", "data"), ("4xv100", "0"), *(("2x4xv100", place) for place in ("data", "1", "2"))]
 )
-@pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100"])
 def test_other_placements_give_them_but_for_rounding_and_repeatably(cluster: str, place: str) -> None:
     found, again = (run(load_cluster(cluster), place, 6) for _ in range(2))
     expected = by_backward(model(), 6)

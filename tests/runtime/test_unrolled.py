@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import trace_inference, trace_training
-from placeto.problem.cluster import load_cluster
-from placeto.problem.problem import PlacementProblem
-from placeto.runtime.executable import PlacedModule
-from placeto.runtime.local_devices import open_devices
+from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.unrolled import unrolled
-from placeto.simulator.schedule import simulate
 from tests.captures import Checkpointed, Made, Shared, assert_same_gradients, square
+from tests.runtime.true import placed
 
 
 def averages(self: Any, x: Tensor) -> Tensor:
@@ -58,17 +55,14 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("name", MODULES)
-def test_a_step_is_that_of_one_micro_batch_after_the_other(name: str, count: int) -> None:
+@pytest.mark.parametrize(("name", "count"), [*((name, 4) for name in MODULES), ("batch norm", 2), ("dropout", 2)])
+def test_a_step_is_that_of_one_micro_batch_after_the_other(name: str, count: int, devices: list[LocalDevice]) -> None:
     torch.manual_seed(1)
     module = MODULES[name]()
     twin, x = copy.deepcopy(module), torch.randn(8, 8)
     loss = None if name == "checkpointed" else square
     capture = trace_training(module, [x], loss, micro_batches=count)
-    problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
-    placement = torch.zeros(problem.num_ops, dtype=torch.int64).numpy()
-    step = PlacedModule(module, capture, [x], [], simulate(problem, placement), open_devices(["cpu:0", "cpu:1"]))
+    step = placed(module, capture, [x], [0] * capture.graph.num_ops, devices)
     mine, its = x.clone(), x.clone()
     for _ in range(2):
         module.zero_grad()

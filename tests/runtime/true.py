@@ -4,11 +4,17 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 import placeto
+from placeto import load_cluster, simulate
+from placeto.capture.trace import Capture
+from placeto.problem.problem import PlacementProblem
 from placeto.runtime.executable import PlacedModule
+from placeto.runtime.local_devices import LocalDevice
 from tests.captures import assert_same_gradients, square
 
 Loss = Callable[..., Tensor]
@@ -16,8 +22,48 @@ Loss = Callable[..., Tensor]
 
 def step_of(module: nn.Module, inputs: Any, **options: Any) -> PlacedModule:
     """A module on two cores: its training step where there is a loss, else inference."""
-    made: Any = placeto.place(module, inputs, cluster="2xv100", placer="roundrobin", **options)
+    made: Any = placeto.place(module, inputs, cluster="2xv100", **{"placer": "roundrobin"} | options)
     return made.compile(devices=["cpu:0", "cpu:1"])
+
+
+def placed(
+    module: nn.Module,
+    capture: Capture,
+    inputs: Any,
+    placement: ArrayLike,
+    devices: Sequence[LocalDevice],
+    targets: Sequence[Any] = (),
+    cluster: str = "2xv100",
+    **how: Any,
+) -> PlacedModule:
+    """A captured step on these devices of its ops, or on devices that are drawn by a seed."""
+    problem = PlacementProblem(capture.graph, load_cluster(cluster))
+    if np.ndim(placement) == 0:
+        placement = np.random.default_rng(int(placement)).integers(2, size=problem.num_ops)  # type: ignore[arg-type]
+    return PlacedModule(module, capture, inputs, targets, simulate(problem, placement, **how), devices)
+
+
+def assert_next_step(
+    step: PlacedModule, module: nn.Module, twin: nn.Module, *given: Any, loss: Loss = square, **tolerance: float
+) -> None:
+    """A step of a module has the loss of its copy's step, to the bit, and then both have the same gradients.
+
+    Args:
+        step: of the module.
+        module: which is placed.
+        twin: its copy, which runs itself.
+        *given: the module's only argument, and targets of the loss.
+        loss: of the output and the targets.
+        **tolerance: of gradients.
+    """
+    seed = torch.get_rng_state()
+    made = step(*given)
+    torch.set_rng_state(seed)
+    wanted = loss(twin(given[0]), *given[1:])
+    wanted.backward()
+    assert torch.equal(made, wanted.detach())
+    assert any(parameter.grad is not None for parameter in module.parameters())
+    assert_same_gradients(module, twin, **tolerance)
 
 
 def assert_as_eager(
