@@ -235,8 +235,13 @@ def _pipelines(
         plans = sorted(plans, key=least_us.__getitem__)[:_FEW]
     for plan in plans:
         fitted = fitted_by_chunks(problem, costs, plan, problem.cluster.memory)
-        if fitted.lacking <= _UNSURE:
+        if fitted.lacking <= _UNSURE and _can_run(fitted.plan):
             yield fitted.penalised_us, problem, costs, fitted.plan
+
+
+def _can_run(plan: Plan) -> bool:
+    """Whether something may run a pipeline: Placeto's own runtime, which alone runs uneven ones, doesn't recompute."""
+    return plan.even or not plan.recomputed
 
 
 def _candidates(problem: PlacementProblem, costs: BlockCosts, shared_out: bool) -> Iterator[Plan]:
@@ -310,7 +315,7 @@ def fastest_near(
             yield from in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)
 
     for _ in range(_REPAIRS):
-        fitted = improved_by_chunks(problem, costs, plan, room, keep)
+        fitted = improved_by_chunks(problem, costs, plan, room, lambda near: keep(near) and _can_run(near))
         if (step := next(run(fitted), None)) is None:
             break
         room = memory - (step.result.schedule().peak_memory - fitted.chunks.peak_memory).astype(float)

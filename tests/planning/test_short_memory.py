@@ -153,6 +153,20 @@ def test_pipelines_fit_where_all_or_no_blocks_recomputed_do_and_are_no_slower(
         assert min(step.step_us for step in ways if step.fits) <= 1.04 * best_us
 
 
+def test_no_pipeline_is_found_that_nothing_runs() -> None:
+    """Placeto's own runtime alone runs replicas with unlike numbers of micro-batches, and it doesn't recompute."""
+    problem = PlacementProblem(graph_of(4), limited(int(0.45 * needed()), "2xv100+2xp100"))
+    uneven, even = (
+        ways_that_fit({problem.setting: problem}, [], BATCH, None, {problem.setting: keep})
+        for keep in (lambda plan: not plan.even, lambda plan: plan.even)
+    )
+    assert {(step.run_by, step.recomputed) for step in uneven} == {("placeto run", "")}
+    assert "torch-pipeline" in {step.run_by for step in even if step.recomputed}
+    whole = replace(next(step for step in even if step.recomputed and step.kind in PIPELINES), tool=None)
+    unlike = replace(whole, plan=replace(uneven[0].plan, chunks=(), recomputed=whole.plan.recomputed))
+    assert unlike.run_by == "-"
+
+
 def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(3)))
     problem = PlacementProblem(
