@@ -223,13 +223,13 @@ class PlannedStep:
         """A tool that can run this way, of a pipeline torch if it can, unless another was asked for; "-" = none."""
         if self.tool is not None:
             return _TOOLS.get(self.tool, self.tool)
-        if self.kind in PIPELINES and (not self.torch_refusal or (self.plan and self.plan.recomputed)):
-            return "-" if self.torch_refusal else "torch-pipeline"  # Placeto's own runtime doesn't recompute
+        if self.kind in PIPELINES and not self.torch_refusal:
+            return "torch-pipeline"
         if self.kind == Kind.SHARDED and self.width > 1:
             return "Megatron-LM"  # torch's ZeroRedundancyOptimizer takes no parameters that a group shards
         if self.width > 1:
             return f"{_RUN_BY[self.kind]}, TP" if self.kind in _RUN_BY else "torchtitan"
-        return _RUN_BY.get(self.kind, "placeto run")
+        return _RUN_BY.get(self.kind, "-" if self.plan and self.plan.recomputed else "placeto run")
 
     @property
     def only_on_one_host(self) -> bool:

@@ -165,6 +165,7 @@ def test_no_pipeline_is_found_that_nothing_runs() -> None:
     whole = replace(next(step for step in even if step.recomputed and step.kind in PIPELINES), tool=None)
     unlike = replace(whole, plan=replace(uneven[0].plan, chunks=(), recomputed=whole.plan.recomputed))
     assert unlike.run_by == "-"
+    assert replace(unlike, plan=replace(unlike.plan, width=2)).run_by == "torchtitan"
 
 
 def test_no_tool_is_given_a_part_of_a_recomputed_block() -> None:
