@@ -47,14 +47,17 @@ def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, caps
     assert all(picture.stat().st_size > 1000 for picture in pictures)
 
 
-@pytest.mark.parametrize(("budget", "spent"), [((), "1000"), (("--simulations", "2e2"), "200")])
-def test_the_policy_searches_by_default_and_finds_the_optimum(
+@pytest.mark.parametrize(
+    ("budget", "spent"), [((), "1000"), (("--simulations", "2e2"), "200"), (("--simulations", "0"), "0")]
+)
+def test_the_policy_searches_by_default_and_answers_without_a_budget(
     budget: tuple[str, ...], spent: str, graph_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("place", graph_file, "--cluster", "2xv100", *budget) == 0
     out = capsys.readouterr().out
     assert f"placer       placeto: {spent} simulations" in out
-    assert float(out.split("(")[1].split()[0]) < 1300.0  # both branches at once; 1812 + overheads on one device
+    makespan = float(out.split("(")[1].split()[0])
+    assert spent == "0" or makespan < 1300.0  # both branches at once; 1812 + overheads on one device
 
 
 def test_a_terminal_shows_what_is_at_work(

@@ -39,7 +39,7 @@ def placed(
     """A captured step on these devices of its ops, or on devices that are drawn by a seed."""
     problem = PlacementProblem(capture.graph, load_cluster(cluster))
     if np.ndim(placement) == 0:
-        placement = np.random.default_rng(int(placement)).integers(2, size=problem.num_ops)  # type: ignore[arg-type]
+        placement = np.random.default_rng(int(placement)).integers(2, size=problem.num_ops)
     return PlacedModule(module, capture, inputs, targets, simulate(problem, placement, **how), devices)
 
 

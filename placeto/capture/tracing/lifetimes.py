@@ -140,10 +140,10 @@ def _is_changed_last(copy: Node) -> bool:
 
 
 def _alike(first: Node, second: Node) -> bool:
-    """Whether the values of two nodes are tensors of one shape and dtype, or sequences that begin alike.
+    """Whether the values of two nodes are tensors of one shape and dtype, or sequences, the first at least as long.
 
-    Where an op also changes arguments in place, such as the statistics of a batch norm, the op of the other trace
-    returns their new values after its results.
+    Where an op also changes arguments in place, such as the statistics of a norm, a functional op stands for it in the
+    first trace, which returns their new values after the results.
     """
     a, b = first.meta.get("val"), second.meta.get("val")
     if isinstance(a, Tensor) and isinstance(b, Tensor):
