@@ -28,7 +28,7 @@ import tyro
 from experiments.command import command
 from experiments.harness import measure_cells, problem_of
 from experiments.paper_learning import CHEAP, RANDOMLY, UNTRAINED, rival
-from experiments.runs import OnFamilies, Run, train_runs
+from experiments.runs import Run, graphs_of, policies, train_runs
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
 from placeto.placers import load_placer
 from placeto.policies.one_shot.constructive import ConstructiveConfig, ConstructivePolicy
@@ -45,13 +45,17 @@ Makespans = dict[str, np.ndarray]  # who -> (S, C) makespans relative to one dev
 
 
 @dataclass(frozen=True)
-class ConstructiveLearningConfig(OnFamilies):
+class ConstructiveLearningConfig:
     """Train the constructive policy, and place unseen graphs."""
 
     out: Path = Path("runs/constructive")
     """folder for the training runs and the table"""
     families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt", "ptb", "cifar10")
     """each on each cluster"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
+    """to place on"""
+    count: int | None = None
+    """only the first so many test graphs; all if not given"""
     rounds: tuple[int, ...] = (3, 0)
     """rounds of messages of the networks that are trained"""
     imitation: tuple[float, ...] = (0.5,)
@@ -62,6 +66,8 @@ class ConstructiveLearningConfig(OnFamilies):
     """gradient steps of each training"""
     seeds: int = 2
     """of training"""
+    processes: Annotated[int | None, tyro.conf.arg(aliases=["--workers"])] = 1
+    """how many train at once"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def plan(config: ConstructiveLearningConfig) -> list[Cell]:
     for family, cluster, rounds, imitation in product(
         config.families, config.clusters, config.rounds, config.imitation
     ):
-        names, runs = config.names(family, config.graphs), []
+        names, runs = graphs_of(family, config.graphs, config.count), []
         for seed in range(config.seeds):
             out = str(config.out / "runs" / f"{family}-{cluster}-{rounds}-{imitation:g}-{seed}")
             usual = default_config("constructive", out)
@@ -96,15 +102,6 @@ def plan(config: ConstructiveLearningConfig) -> list[Cell]:
             runs.append(Run(changed, cluster, names["train"], names["validation"]))
         cells.append(Cell(family, cluster, rounds, imitation, tuple(runs), names["test"]))
     return cells
-
-
-def policies(run: Run) -> dict[str, ConstructivePolicy]:
-    """The network of a run before it was trained, and after."""
-    assert isinstance(run.config, OneShotTrainConfig)
-    torch.manual_seed(run.config.seed)
-    untrained, trained = (ConstructivePolicy(run.config.policy).eval() for _ in range(2))
-    trained.load_state_dict(load_checkpoint(run.checkpoint)["best_parameters"])
-    return {UNTRAINED: untrained, TRAINED: trained}
 
 
 def makespan(graph: str, cluster: str, placement: np.ndarray) -> float:
@@ -157,7 +154,7 @@ def measure(cell: Cell) -> tuple[Makespans, float]:
     """Of all test graphs: makespans of everyone; and the milliseconds of `milliseconds`."""
     found: dict[str, list[list[float]]] = {}
     for run in cell.runs:
-        for who, policy in policies(run).items():
+        for who, policy in zip((UNTRAINED, TRAINED), policies(run), strict=True):
             placed = [place(policy, graph, cell.cluster) for graph in cell.graphs]
             for name, values in zip((who, f"{who}, {BEST}"), zip(*placed, strict=True), strict=True):
                 found.setdefault(name, []).append(list(values))
@@ -169,32 +166,29 @@ def measure(cell: Cell) -> tuple[Makespans, float]:
     return {who: np.array(rows) for who, rows in found.items()}, milliseconds(policy, cell.graphs, cell.cluster)
 
 
-def table(found: Mapping[Cell, tuple[Makespans, float]], more: Sequence[str] = ()) -> Table:
-    """A line for each family, cluster and number of rounds; `more` names further placers.
+def table(found: Mapping[Cell, tuple[Makespans, float]]) -> Table:
+    """A line for each family, cluster and number of rounds.
 
     Means over graphs, ± the standard deviation of these over seeds; and by how many per cent placements of the trained
     policy are shorter, in the mean of its seeds and over graphs, ± the standard error over graphs.
     """
     who = [TRAINED, f"{TRAINED}, {BEST}", BOTH, UNTRAINED, f"{UNTRAINED}, {BEST}", RANDOMLY, *RIVALS, CHEAP, SEARCH]
-    who += more
     pairs = (TRAINED, "metis"), (TRAINED, CHEAP), (BOTH, SEARCH)
     head = ["", *who, *(f"{ours} shorter than {other}, %" for ours, other in pairs), "core ms a graph"]
     lines: list[Sequence[str]] = [head]
     for cell, (makespans, spent) in found.items():
         means = [mean_and_spread(makespans[name].mean(1).tolist(), ".3f") for name in who]
-        shorter = [_shorter(gains(makespans[ours], makespans[other])) for ours, other in pairs]
+        shorter = [_shorter(makespans[ours], makespans[other]) for ours, other in pairs]
         lines.append([str(cell), *means, *shorter, f"{spent:.0f}"])
     return lines
 
 
-def gains(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """(C,) by how many per cent our makespans (S, C) are shorter than others', differences of logarithms."""
-    per_cent: np.ndarray = 100 * np.log(others.mean(0) / ours.mean(0))
-    return per_cent
+def _shorter(ours: np.ndarray, others: np.ndarray) -> str:
+    """By how many per cent our makespans (S, C) are shorter than others', ± the standard error over graphs.
 
-
-def _shorter(per_cent: np.ndarray) -> str:
-    """Mean of `gains` ± its standard error."""
+    The differences are those of logarithms.
+    """
+    per_cent = 100 * np.log(others.mean(0) / ours.mean(0))
     error = per_cent.std(ddof=1) / len(per_cent) ** 0.5 if len(per_cent) > 1 else np.nan
     return f"{per_cent.mean():.1f} ± {error:.1f}"
 

@@ -1,14 +1,22 @@
 """How far from measured training steps are the cost models?
 
-python -m experiments.cost_models [--data ../shared/data/costs] [--out runs/cost_models]
+python -m experiments.cost_models [--steps ../shared/data/costs/measured_steps.csv] [--out runs/cost_models]
 
-Each row of measured_steps.csv is a published step of a model on a board, in a precision. The models are built with
+Each row of a table of steps is a published step of a model on a board, in a precision. The models are built with
 their published shapes, captured in that precision (mixed precision as autocast to float16), and run on one device, op
 after op. Gavel's and NVIDIA's steps update parameters, which graphs leave out: for them the update is added, as ops by
 the same costs (momentum, five ops a parameter; BERT's fused, one). NVIDIA's convolution nets ran with channels last in
-mixed precision (configs.yml of its ConvNets), and are captured so. Nothing is fitted to a step but the constant of
-"best constant", which is: leaving out a source, a board, or a kind of model shows how much that is worth. No op was
-measured on the K80: the table takes its base clock over its boost clock, which was thought of when its steps were seen.
+mixed precision (configs.yml of its ConvNets), and are captured so. Nothing is fitted to a step. No op was measured on
+the K80: the table takes its base clock over its boost clock, which was thought of when its steps were seen.
+
+With ``--steps experiments/data/further_steps.csv`` the steps are others, of further boards: Lambda's
+(lambdal/deeplearning-benchmark 0551cb7, pytorch/pytorch-train-throughput-{fp16,fp32}.csv; NVIDIA's training scripts of
+ResNet-50, with channels first, and of BERT on SQuAD, which Apex' level O2 puts into 16 bits as a whole) and timm's
+(huggingface/pytorch-image-models 5e7d47c, results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv). They say
+samples a second. Lambda's steps have the batches that it says for each board (pytorch-train-bs-*.csv 08d77c4; the A10
+is taken to have that of the RTX 3090, and the H100 SXM that of the PCIe board, of equal memory). Those of timm have 64
+images, and their time is taken as proportional. No number of the costs comes from them, but they were looked at while
+the model was chosen.
 """
 
 from __future__ import annotations
@@ -25,13 +33,21 @@ from scipy.stats import spearmanr
 
 from experiments.command import command
 from experiments.harness import measure_cells
+from experiments.panels import scatter_figure
 from experiments.published_models import training_step
-from experiments.tables import markdown
+from experiments.tables import markdown, publish
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster.boards import A100, K80, P100, V100
+from placeto.problem.cluster.boards import A10, A100, A100_40GB, H100, K80, P100, RTX3090, RTX4090, T4, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
+
+
+def _like(device: Device, kind: str, bandwidth: float, **tera: float) -> Device:
+    return replace(
+        device, kind=kind, flops={key: 1e12 * value for key, value in tera.items()}, memory_bandwidth=bandwidth
+    )
+
 
 BOARDS = {
     "K80": K80,
@@ -41,22 +57,37 @@ BOARDS = {
     "V100 PCIe": replace(V100, flops={"float64": 7e12, "float32": 14e12, "float16": 112e12}),
     "A100 SXM": A100,
     "A100 80GB": replace(A100, memory_bandwidth=1935e9),
+    # NVIDIA's datasheets: A100 80 GB PCIe, 2021; H100 PCIe, 2022; RTX A6000, 2020; RTX 6000 Ada, 2022; RTX 8000, 2018
+    "V100 16 GB": V100,
+    "RTX 3090": RTX3090,
+    "A100 40 GB PCIe": A100_40GB,
+    "A100 80 GB PCIe": replace(A100, memory_bandwidth=1935e9),
+    "A100 80 GB SXM": A100,
+    "RTX 4090": RTX4090,
+    "H100 PCIe": _like(H100, "h100", 2000e9, float32=51.2, tf32=378, float16=756),
+    "H100 SXM": H100,
+    "RTX A6000": _like(A10, "rtx-a6000", 768e9, float32=38.7, tf32=77.4, float16=154.8),
+    "RTX 6000 Ada": _like(RTX4090, "rtx-6000-ada", 960e9, float32=91.1, tf32=182.1, float16=364.2),
+    "RTX 8000": _like(T4, "rtx-8000", 672e9, float32=16.3, float16=130.5),
+    "A10": A10,
 }
 """Devices, by the beginning of a board's name in the table."""
-_PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16"}
+_PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp": "fp16", "half": "half"}
 _UPDATES = {"conv": 5, "conv-small": 5, "recurrent": 5, "transformer": 1}  # ops a parameter tensor, by kind of model
 _UPDATING = ("Gavel", "NVIDIA DLE")
 FEWEST = 5
 """Rows of a group of its own."""
-GROUPS = "board", "precision", "kind", "source", "board, kind", "board, precision"
+GROUPS = "board", "precision", "kind", "source", "layout", "board, kind", "board, precision"
+FIRST, LAST = "channels first", "channels last"
+TABLE = "table (efficiency)"
 
 
 @dataclass(frozen=True)
 class CostModels:
     """Predict published steps."""
 
-    data: Path = Path("../shared/data/costs")
-    """folder with measured_steps.csv"""
+    steps: Path = Path("../shared/data/costs/measured_steps.csv")
+    """the table of steps"""
     out: Path = Path("runs/cost_models")
     """where captured graphs and the picture go"""
 
@@ -69,27 +100,31 @@ class Step(NamedTuple):
     kind: str
     model: str
     source: str
+    layout: str
     measured_ms: float
-    old_preset_ms: float  # by the presets when peaks had no dtype
     graph: ComputationGraph
     update: ComputationGraph | None
 
 
 def read_steps(config: CostModels) -> list[Step]:
     """The rows of the table; models are captured the first time."""
-    with (config.data / "measured_steps.csv").open() as file:
+    with config.steps.open() as file:
         rows = list(csv.DictReader(file))
-    last = [row["source"] == "NVIDIA DLE" and (row["group"], row["precision"]) == ("conv", "amp") for row in rows]
-    keys = [(row["model"], _PRECISIONS[row["precision"]], layout) for row, layout in zip(rows, last, strict=True)]
-    graphs = measure_cells(dict.fromkeys(keys), lambda key: captured(*key, config.out / "graphs"), "capturing")
+    keys = [(row["model"], _PRECISIONS[row["precision"]], _layout(row) == LAST) for row in rows]
+    graphs = measure_cells(keys, lambda key: captured(*key, config.out / "graphs"), "capturing")
     steps = []
     for row, key in zip(rows, keys, strict=True):
         board = next(name for name in BOARDS if row["board"].startswith(name))
         update = _update(graphs[key], _UPDATES[row["group"]]) if row["source"] in _UPDATING else None
-        measured, old = float(row["measured_ms"]), float(row["placeto_preset_ms"])
-        labels = board, row["precision"], row["group"], row["model"], row["source"]
-        steps.append(Step(*labels, measured, old, graphs[key], update))
+        labels = board, row["precision"], row["group"], row["model"], row["source"], _layout(row)
+        steps.append(Step(*labels, float(row["measured_ms"]), graphs[key], update))
     return steps
+
+
+def _layout(row: dict[str, str]) -> str:
+    """As the row says; NVIDIA's convolution nets ran with channels last in mixed precision."""
+    last = row["source"] == "NVIDIA DLE" and (row["group"], row["precision"]) == ("conv", "amp")
+    return row.get("layout") or (LAST if last else FIRST)
 
 
 def captured(model: str, precision: str, channels_last: bool, folder: Path) -> ComputationGraph:
@@ -138,13 +173,6 @@ def alone_ms(device: Device, costs: CostModel, *graphs: ComputationGraph) -> tup
     return float(time.sum()) / 1e3, device.overhead_us * np.count_nonzero(time) / 1e3
 
 
-def best_constant(roofline: np.ndarray, measured: np.ndarray) -> float:
-    """The constant with the least median error, given the predictions of plain roofline (S, 2)."""
-    values = np.arange(0.3, 1.0, 0.01)
-    errors = [np.median(np.abs(over_constant(roofline, value) / measured - 1)) for value in values]
-    return float(values[int(np.argmin(errors))])
-
-
 def over_constant(roofline: np.ndarray, constant: float) -> np.ndarray:
     """(S,) milliseconds if ops take roofline over a constant."""
     return np.asarray(roofline[:, 0] / constant + roofline[:, 1])
@@ -172,85 +200,44 @@ def groups_of(steps: Sequence[NamedTuple], *names: str, least: int = FEWEST) -> 
     return found
 
 
-def left_out(steps: Sequence[Step], roofline: np.ndarray, measured: np.ndarray) -> list[list[str]]:
-    """Errors of the best constant of the other steps on those of a source, board or kind that are left out."""
-    rows = []
-    for what in ("source", "board", "kind", "model"):
-        errors, values = [], []
-        labels = np.array([getattr(step, what) for step in steps])
-        if len(set(labels)) == 1:
-            continue
-        for label in dict.fromkeys(labels.tolist()):
-            out = labels == label
-            values.append(best_constant(roofline[~out], measured[~out]))
-            errors += np.abs(over_constant(roofline[out], values[-1]) / measured[out] - 1).tolist()
-        rows.append([f"a {what}", f"{min(values):.2f} to {max(values):.2f}", f"{np.median(errors):.1%}"])
-    return rows
-
-
 def main(config: CostModels) -> None:
     """Predict, print tables, draw."""
-    if not (config.data / "measured_steps.csv").exists():
-        print(f"skipped: there is no {config.data / 'measured_steps.csv'}")
+    if not config.steps.exists():
+        print(f"skipped: there is no {config.steps}")
         return
     steps = read_steps(config)
     measured = np.array([step.measured_ms for step in steps])
     roofline = predict(steps, ROOFLINE)
-    best = best_constant(roofline, measured)
     predicted = {
-        "presets as they were": np.array([step.old_preset_ms for step in steps]),
         "dtype peaks (roofline)": roofline.sum(axis=1),
-        f"best constant, {best:.2f}": over_constant(roofline, best),
         f"constant of ops, {EFFICIENCY.constant:.2f}": over_constant(roofline, EFFICIENCY.constant),
-        "table (efficiency)": predict(steps, EFFICIENCY).sum(axis=1),
+        TABLE: predict(steps, EFFICIENCY).sum(axis=1),
     }
     ratios = {name: found / measured for name, found in predicted.items()}
     head = ["costs", "median error", "median factor", "worst factor", "Spearman"]
-    rows = [[name, *summary(ratio, measured)] for name, ratio in ratios.items()]
-    print(f"{len(steps)} steps, all of the table, from {measured.min():.0f} to {measured.max():.0f} ms.\n")
-    print(markdown([head, *rows]))
-    print(f"\nMedian error and worst factor by group of at least {FEWEST} steps:\n")
-    head = ["group", "steps", *ratios]
-    rows = []
+    costs = [[name, *summary(ratio, measured)] for name, ratio in ratios.items()]
+    groups = []
     for name, mask in groups_of(steps, *GROUPS).items():
         cells = [summary(ratio[mask], measured[mask]) for ratio in ratios.values()]
-        rows.append([name, str(mask.sum()), *(f"{cell[0]}, {cell[2]}" for cell in cells)])
-    print(markdown([head, *rows]))
-    print("\nA constant fitted to the other steps, where some are left out:\n")
-    head = ["left out", "constants", "median error"]
-    print(markdown([head, *left_out(steps, roofline, measured)]))
-    print("\nEach step, predicted by the table:\n")
-    head = ["step", "board", "precision", "source", "measured ms", "predicted ms", "factor"]
-    table = ratios["table (efficiency)"]
-    rows = [
-        [step.model, step.board, step.precision, step.source, f"{ms:.0f}", f"{ms * factor:.0f}", f"{factor:.2f}"]
-        for step, ms, factor in zip(steps, measured, table, strict=True)
+        groups.append([name, str(mask.sum()), *(f"{cell[0]}, {cell[2]}" for cell in cells)])
+    each = [["step", "board", "precision", "layout", "source", "measured ms", "predicted ms", "factor"]]
+    for step, ms, ratio in zip(steps, predicted[TABLE], ratios[TABLE], strict=True):
+        numbers = [f"{step.measured_ms:.0f}", f"{ms:.0f}", f"{ratio:.2f}"]
+        each.append([step.model, step.board, step.precision, step.layout, step.source, *numbers])
+    lines = [
+        f"{len(steps)} steps, all of the table, from {measured.min():.0f} to {measured.max():.0f} ms.",
+        markdown([head, *costs]),
+        f"Median error and worst factor by group of at least {FEWEST} steps:",
+        markdown([["group", "steps", *ratios], *groups]),
+        "Each step, predicted by the table:",
+        markdown(each, 5),
     ]
-    print(markdown([head, *rows], 4))
-    _draw(steps, {name: ratios[name] for name in ("presets as they were", "table (efficiency)")}, config.out)
-
-
-def _draw(steps: Sequence[Step], ratios: dict[str, np.ndarray], folder: Path) -> None:
-    """Predicted against measured, a panel for each cost model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(ratios), sharey=True)
-    measured = np.array([step.measured_ms for step in steps])
-    for panel, (name, ratio) in zip(panels, ratios.items(), strict=True):
-        ends = np.array([measured.min() / 2, measured.max() * 2])
-        panel.fill_between(ends, ends / 2, ends * 2, color="0.92", linewidth=0, label="within a factor of 2")
-        panel.plot(ends, ends, color="0.6", linewidth=1, label="predicted = measured")
-        for kind in dict.fromkeys(step.kind for step in steps):
-            mask = np.array([step.kind == kind for step in steps])
-            panel.scatter(measured[mask], (ratio * measured)[mask], s=18, label=kind)
-        panel.set(xscale="log", yscale="log", xlabel="measured step (ms)", title=name)
-    panels[0].set_ylabel("predicted step (ms)")
-    panels[0].legend(frameon=False)
-    figure.suptitle("Published training steps on one GPU, by cost model; a dot is a step", x=0.01, ha="left")
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / "cost_models.png", dpi=120)
-    print(f"\nPicture: {folder / 'cost_models.png'}; shaded: within a factor of 2.")
+    kinds = np.array([step.kind for step in steps])
+    points = {
+        kind: (measured[kinds == kind], predicted[TABLE][kinds == kind]) for kind in dict.fromkeys(kinds.tolist())
+    }
+    title = "Published training steps on one GPU; a dot is a step"
+    publish(config.out, "cost_models", lines, scatter_figure(points, "published step, ms", title))
 
 
 if __name__ == "__main__":

@@ -372,7 +372,7 @@ def table(ops: Sequence[Op]) -> dict[str, Any]:
         "sources": _SOURCES,
         "constant": CONSTANT,
         "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
-        "sustained": {"h100": 0.5},  # chosen by `experiments.sustained`
+        "sustained": {"h100": 0.5},  # chosen by steps on H100: docs/history.md
         "same": SAME,
         "entries": list(entries(ops, CONSTANT)),
     }

@@ -7,24 +7,21 @@ measured of it is its row. `experiments.tables` makes tables of rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from placeto.evaluation.comparison import in_processes, start_process
-from placeto.placers import load_placer, resolve_graph
+from placeto.placers import resolve_graph
 from placeto.plumbing.cores import cores
 from placeto.plumbing.progress import ProgressBar
 from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.json_files import write_json
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import PlacementResult
 
-RULES = ("single", "heft", "etf", "expert")
-"""Placers whose placement is the same for every seed."""
 DATA = Path(__file__).parents[2] / "shared" / "data"
 """What others published, beside the source tree."""
 Item = TypeVar("Item")
@@ -53,36 +50,6 @@ class Cell:
     def problem(self) -> PlacementProblem:
         """What is placed."""
         return problem_of(self.graph, self.cluster)
-
-    def place(self, problem: PlacementProblem, simulations: int) -> PlacementResult:
-        """Place it, or another form of it."""
-        return load_placer(self.placer)(problem, simulations=simulations, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Settings of an experiment whose cells are graphs x clusters x placers x seeds."""
-
-    graphs: tuple[str, ...]
-    """files or family:split:index"""
-    clusters: tuple[str, ...] = ("4xv100",)
-    """presets or files"""
-    placers: tuple[str, ...] = ("heft", "multilevel", "placeto")
-    """names, or checkpoints"""
-    simulations: int = 1000
-    """of each search"""
-    seeds: int = 3
-    """0, 1, ..."""
-
-    def cells(self) -> list[Cell]:
-        """All of them; placers that draw no lots have one seed."""
-        return [
-            Cell(graph, cluster, placer, seed)
-            for graph in self.graphs
-            for cluster in self.clusters
-            for placer in self.placers
-            for seed in range(1 if placer in RULES else self.seeds)
-        ]
 
 
 def measure_cells(
@@ -120,14 +87,6 @@ def _rows(cells: Sequence[Item], measure: Callable[[Item], Result], workers: int
     if workers > 1:
         return in_processes(measure, cells, workers, start_process)
     return ((cell, measure(cell)) for cell in cells)
-
-
-def grouped(found: Mapping[Item, Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
-    """Rows of cells by some attributes of the cells, in the order in which they first appear."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for cell, row in found.items():
-        groups.setdefault(tuple(getattr(cell, name) for name in names), []).append(row)
-    return groups
 
 
 def published(data: Path, table: str) -> list[Any]:

@@ -8,8 +8,7 @@ that comes with the package places from one device, and so do the same network u
 `placeto as shipped` begins with all constructive placers; the best of as many random placements shows what learning
 adds. Then policies that never saw a graph stand beside ones that were trained on it, with cumulative distributions over
 three families, as in the Placeto paper. What doesn't fit into memory is no placement. A core second is CPU time of one
-process, after a warm-up. Run again after an interruption: what is finished is kept, cell by cell; `--minutes 0` prints
-the tables of what is there.
+process, after a warm-up. Run again after an interruption: what is finished is kept, cell by cell.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from experiments.headline_tables import (
 )
 from experiments.panels import panel_figure
 from experiments.tables import Table, machine, markdown, publish
-from experiments.trajectories import Cell, Trajectory, run_cells, stored
+from experiments.trajectories import Cell, Trajectory, run_cells
 
 MODELS = ("nmt", "inception_v3", "nasnet", "rnnlm", "amoebanet", "transformer_xl", "wavenet", "gnmt-2")
 ALL = PLACERS | ZERO_SHOT
@@ -69,8 +68,6 @@ class HeadlineConfig:
     """of each run on the models; the distributions take one"""
     workers: int | None = None
     """processes; all cores if not given"""
-    minutes: float | None = None
-    """after which no further cell begins"""
 
 
 def plan(config: HeadlineConfig) -> list[Cell]:
@@ -102,35 +99,26 @@ def in_order(config: HeadlineConfig) -> list[Cell]:
     return list(dict.fromkeys([*first, *plan_unseen(config), *models]))
 
 
-def costs(cells: Sequence[Cell], found: Mapping[Cell, Trajectory]) -> Table:
-    """Core seconds of the cells of each placer, and what its missing cells take if they cost as much."""
-    head = ["placer", "cells", "core seconds a cell", "most", "missing", "core minutes for them"]
-    lines: list[Sequence[str]] = [head]
+def costs(found: Mapping[Cell, Trajectory]) -> Table:
+    """Core seconds of the cells of each placer."""
+    lines: list[Sequence[str]] = [["placer", "cells", "core seconds a cell", "most"]]
     for placer in ALL:
-        own = [cell for cell in cells if cell.placer == placer]
-        spent = [found[cell].core_seconds for cell in own if cell in found]
-        if spent:
-            missing = len(own) - len(spent)
-            mean, expected = np.mean(spent), missing * np.mean(spent) / 60.0
-            lines.append([placer, f"{len(spent)}", f"{mean:.3g}", f"{max(spent):.3g}", f"{missing}", f"{expected:.3g}"])
+        if spent := [run.core_seconds for cell, run in found.items() if cell.placer == placer]:
+            lines.append([placer, f"{len(spent)}", f"{np.mean(spent):.3g}", f"{max(spent):.3g}"])
     return lines
 
 
 def main(config: HeadlineConfig) -> None:
     """Run what is missing, print the tables and write them with the picture."""
     config.out.mkdir(parents=True, exist_ok=True)
-    cells = in_order(config)
-    failed = run_cells(cells, ALL, config.cells, config.workers, config.minutes)
-    found = stored(cells, ALL, config.cells)
-    runs = by_place([found[cell] for cell in plan(config) if cell in found])
-    families = by_place([found[cell] for cell in plan_unseen(config) if cell in found])
+    found = run_cells(in_order(config), ALL, config.cells, config.workers)
+    runs = by_place([found[cell] for cell in plan(config)])
+    families = by_place([found[cell] for cell in plan_unseen(config)])
     hours = sum(one.core_seconds for one in found.values()) / 3600.0
     commits = ", ".join(sorted({one.commit for one in found.values()}))
     lines = [
         f"{config.placements} placements a run; seeds: {config.seeds}; {machine()}; "
-        f"{len(found)} of {len(cells)} cells, {len(cells) - len(found)} missing; "
-        f"{hours:.2f} core hours; made by {commits or 'nothing yet'}.",
-        *(f"Failed: {line}" for line in failed),
+        f"{len(found)} cells; {hours:.2f} core hours; made by {commits}.",
         "### Beside what the papers claim",
         "Geometric means over graphs and clusters; in brackets the most, and how often a placer never came within 1 % "
         "of the best that any seed and recipe of ColocRL, or of the grouper, met: it then counts with all that it "
@@ -149,7 +137,7 @@ def main(config: HeadlineConfig) -> None:
         listed = worse(runs, placer)
         lines += [f"### Where {placer} ends worse", "\n".join(f"- {line}" for line in listed) or "Nowhere."]
     lines += ["### Graphs never seen, beside training on that graph", markdown(unseen(families))]
-    lines += ["### What the cells cost", markdown(costs(cells, found))]
+    lines += ["### What the cells cost", markdown(costs(found))]
     panels = {
         family: {placer: distribution(values) for placer, values in own.items()}
         for family, own in distributions(families).items()

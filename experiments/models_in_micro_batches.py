@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from experiments.command import command
 from experiments.guided import untrained
-from experiments.harness import grouped, measure_cells
+from experiments.harness import measure_cells
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
 from graphs import bert, gnmt, llama, moe, recurrent, unet
 from graphs.training_step import TrainingStep
@@ -193,7 +193,7 @@ def main(config: ModelsInMicroBatches) -> None:
     rows = [Row(*name, config.simulations, seed) for name in names for seed in range(config.seeds)]
     files = {row: config.out / f"{row.model}_{row.cluster}_{row.simulations}_{row.seed}.json" for row in rows}
     found = measure_cells(rows, placed, workers=config.workers, file=files.__getitem__)
-    of_seeds = list(grouped(found, "model", "cluster").values())
+    of_seeds = [[found[Row(*name, config.simulations, seed)] for seed in range(config.seeds)] for name in names]
     spread = f"seeds 0 to {config.seeds - 1}, means ± standard deviations" if config.seeds > 1 else "seed 0"
     lines = [
         f"Searches of {config.simulations} simulations, {spread}; {machine()}. Makespans / (work / devices). "

@@ -39,13 +39,13 @@ from torch.distributed.tensor.parallel import (
 
 from experiments.command import command
 from experiments.outside_amp import by_layer
-from experiments.outside_ratios import LLAMA_WORDS, machines, part_of
 from experiments.outside_vtrain import priced, without_overhead
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, interleaved, simulated
 from experiments.tables import markdown
 from graphs.llama import Llama, Size, loss
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import Cluster, Link, Topology
+from placeto.problem.cluster.boards import H100
 from placeto.problem.costs import EFFICIENCY
 from placeto.problem.costs.collectives import collective_us
 from placeto.problem.costs.group_costs import in_groups
@@ -53,7 +53,10 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
+LLAMA_WORDS = 128_256
 SIZE, LENGTH, SEQUENCES, CHUNKS = Size(80, 8192, 64, 8, 28672), 4096, 32, 5
+HOSTS = Topology(((8,),) * 4, island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
+"""As in the preset 8x8xh100."""
 FEW = 4, 8
 """Layers of two models, whose difference tells what a layer keeps: of smaller ones the memory is full elsewhere."""
 SEQUENCE = Shard(1)
@@ -72,6 +75,11 @@ SHARDED = {
     "output": ColwiseParallel(use_local_output=False),
 }
 """Tensor and sequence parallelism; two patterns of one module apply one style after the other."""
+
+
+def part_of(module: str) -> int:
+    """Embedding, layer, or head with norm and loss."""
+    return {"embedding": 0, "layers": 1}.get(module.split(".")[0], 2)
 
 
 class Recipe(NamedTuple):
@@ -178,7 +186,8 @@ def main(config: OutsideRecipe) -> None:
     if not (path := config.data / "measured.csv").exists():
         print(f"skipped: there is no {path}")
         return
-    cluster = machines("h100", 32)
+    boards = [replace(H100, name=f"gpu:{number:02}") for number in range(32)]
+    cluster = Cluster.from_topology("hosts", boards, HOSTS)
     found = []
     for recipe in read_recipes(path):
         schedules = [simulated(*step_of(recipe, cluster, hidden)) for hidden in (False, True)]

@@ -17,10 +17,6 @@ overlap, and the times of a layer in them are the same in all plans.
 
 A group of rows has one model, batch and number of GPUs. Its regret is the time of the plan that is simulated as the
 fastest, divided by that of the fastest. One control chooses at random, and another the fastest plan without groups.
-
-What collectives, overlap and widths do is told by steps without them. At first, layers take their time on one GPU
-divided by the width, and collectives none. Then collectives hide behind the pass of their layer, sums of gradients
-behind the last backward pass. Then nothing hides. At last, the ops of groups are their own smaller ones.
 """
 
 from __future__ import annotations
@@ -59,8 +55,6 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.recomputation import recomputed
 
 FILES, WORDS = "single_node_hidden_*.csv", 51_200
-KNOWN = "layers divided by the width, nothing sent", "collectives, hidden behind passes", "collectives, nothing hidden"
-"""What is simulated before groups have their own ops, one thing after the other."""
 HEAD = -1
 """Place of the last norm, the head and the loss among the layers; the embedding is layer 0."""
 LAUNCH_US = 155_000 / 3600
@@ -164,14 +158,6 @@ def priced(graph: ComputationGraph, place: Callable[[str], int], width: int, clu
     return Layers(sums(time_us), sums(time_us * sent), parameter_counts(graph, place, 3), sums(time_us > 0))
 
 
-def layers_knowing(known: int, part: tuple[Size, int, int], cluster: Cluster) -> Layers:
-    """Layers of a group as one of `KNOWN` has them, and of its own ops behind these."""
-    layers, (size, micro_batch, width) = layers_of(*part, cluster), part
-    divided_us, sent_us = layers_of(size, micro_batch, 1, cluster).time_us / width, layers.collective_us
-    us = divided_us, np.maximum(divided_us, sent_us), divided_us + sent_us, layers.time_us
-    return layers._replace(time_us=us[known])
-
-
 def step_of(row: Row, layers: Layers, cluster: Cluster) -> PipelineStep:
     """A row as a pipeline; a group of GPUs is a device."""
     places, embedding = np.array([0, *[1] * row.layers, 2]), WORDS * row.size.hidden // row.width
@@ -204,32 +190,21 @@ def without_overhead(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, overhead_us=0.0) for device in cluster.devices))
 
 
-def simulate_all(rows: Sequence[Row], cluster: Cluster, launch_us: float = 0.0, known: int = len(KNOWN)) -> np.ndarray:
+def simulate_all(rows: Sequence[Row], cluster: Cluster, launch_us: float = 0.0) -> np.ndarray:
     """(K,) milliseconds of the steps.
 
     Args:
         rows: the plans.
         cluster: the boards and links.
         launch_us: of an op; passes take as long as the host needs to launch their ops, at least.
-        known: see `layers_knowing`.
     """
-    found, parts = [], {part: layers_knowing(known, part, cluster) for part in sorted({row.part for row in rows})}
-    for part, layers in parts.items():
+    parts = {}
+    for part in sorted({row.part for row in rows}):
+        layers = layers_of(*part, cluster)
         least = launch_us * layers.launched * [1, 1, 0]  # one op updates many parameters
         parts[part] = layers._replace(time_us=np.maximum(layers.time_us, least))
     whole = without_overhead(cluster)
-    for row in rows:
-        step = step_of(row, parts[row.part], cluster)
-        if known < 2 and step.sum_us:
-            backward_us = row.layers / row.stages * float(parts[row.part].time_us[1, 1])
-            hidden_us = backward_us if known else math.inf
-            step = replace(step, sum_us=partial(_unhidden_us, step.sum_us, hidden_us))
-        found.append(simulated(step, whole).makespan_us / 1e3)
-    return np.array(found)
-
-
-def _unhidden_us(sum_us: Callable[[int, int], float], hidden_us: float, size: int, ranks: int) -> float:
-    return max(sum_us(size, ranks) - hidden_us, 0.0)
+    return np.array([simulated(step_of(row, parts[row.part], cluster), whole).makespan_us / 1e3 for row in rows])
 
 
 def ratio_errors(rows: Sequence[Row], ms: np.ndarray) -> np.ndarray:
@@ -372,8 +347,7 @@ def main(config: OutsideVtrain) -> None:
     cluster = load_cluster("8xa100-40gb")
     boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
     faster, launching = replace(cluster, devices=boards), f"a host that launches an op in {LAUNCH_US:.0f} us"
-    ways = {name: simulate_all(rows, cluster, known=known) for known, name in enumerate(KNOWN)}
-    ways |= {
+    ways = {
         "Placeto": (ms := simulate_all(rows, cluster)),
         "with the memory bandwidth of the A100 with 80 GB": simulate_all(rows, faster),
         launching: simulate_all(rows, cluster, launch_us=LAUNCH_US),

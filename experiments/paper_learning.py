@@ -14,27 +14,24 @@ and what has begun goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import tyro
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.command import command
 from experiments.harness import measure_cells, problem_of
-from experiments.runs import Run, train_runs
+from experiments.runs import Run, graphs_of, policies, train_runs
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.placers import split_size
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
 from placeto.policies.traversal import traverse
 from placeto.simulator.evaluator import Evaluator
@@ -100,8 +97,8 @@ def plan(config: PaperLearningConfig) -> list[Cell]:
 
         for family in config.families:
             first = (cluster, family) == (config.clusters[0], config.families[0])
-            names = {split: _names(family, split) for split in ("train", "validation", "test")}
-            graphs = names["test"][: config.count]
+            names = graphs_of(family, test=config.count)
+            graphs = names["test"]
             trained = tuple(
                 Run(training(family, seed, config.steps), cluster, names["train"], names["validation"])
                 for seed in range(config.seeds if first else 1)
@@ -111,10 +108,6 @@ def plan(config: PaperLearningConfig) -> list[Cell]:
             )
             cells.append(Cell(family, cluster, trained, own, graphs))
     return cells
-
-
-def _names(family: str, split: str) -> tuple[str, ...]:
-    return tuple(f"{family}:{split}:{index}" for index in range(split_size(family, split)))
 
 
 @cache
@@ -127,16 +120,6 @@ def end(policy: PlacetoPaperPolicy, graph: str, cluster: str) -> tuple[float, fl
     """Makespan at the end of the most likely traversal and the best met, relative to one device."""
     found = traverse(policy, *_prepared(graph, cluster), 1).end
     return float(found.makespan[0]), float(found.best[0])
-
-
-def policies(run: Run) -> dict[str, PlacetoPaperPolicy]:
-    """The network of a run before it was trained, and after."""
-    assert isinstance(run.config, TraversalTrainConfig)
-    torch.manual_seed(run.config.seed)
-    untrained = PlacetoPaperPolicy(run.config.policy)
-    trained = deepcopy(untrained)
-    trained.load_state_dict(load_checkpoint(run.checkpoint)["best_parameters"])
-    return {UNTRAINED: untrained, TRAINED: trained}
 
 
 def random_end(graph: str, cluster: str) -> tuple[float, float]:
@@ -169,10 +152,10 @@ def ends(cell: Cell) -> tuple[Ends, Ends]:
         of_best.setdefault(who, []).append([best for _, best in found])
 
     for run in cell.trained:
-        for who, policy in policies(run).items():
+        for who, policy in zip((UNTRAINED, TRAINED), policies(run), strict=True):
             note(who, [end(policy, graph, cell.cluster) for graph in cell.graphs])
     note(RANDOMLY, [random_end(graph, cell.cluster) for graph in cell.graphs])
-    note(OWN, [end(policies(run)[TRAINED], run.graphs[0], cell.cluster) for run in cell.own])
+    note(OWN, [end(policies(run)[1], run.graphs[0], cell.cluster) for run in cell.own])
     for who in (*RIVALS, CHEAP):
         of_end[who] = [[rival(who, graph, cell.cluster) for graph in cell.graphs]]
     return tuple({who: np.array(rows) for who, rows in found.items()} for found in (of_end, of_best))  # type: ignore[return-value]

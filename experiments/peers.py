@@ -3,21 +3,18 @@
 python -m experiments.peers [--data FOLDER]
 
 Makespans on four equal devices whose links are free: a tensor takes its producer's time to each other device, whatever
-else is on its way. First the graphs that DOPPLER publishes (ICLR 2026; a folder of its files, --data), beside what its
-paper and its code reached there: its learning trains on each graph for hundreds of episodes. Then random graphs of the
-kind of the Standard Task Graph Set, over their lower bound, and graphs cut out of a schedule without gaps, whose
-optimum is known by that (Kwok and Ahmad, JPDC 1999). Placers that draw lots do so with several seeds. None of these
-graphs has modules or fills the memory, so `anneal` does the same as `multilevel`, and `m-etf` as `etf`; for `exact`,
-which takes up to 64 groups, those of DOPPLER are too large.
+else is on its way. The graphs are those that DOPPLER publishes (ICLR 2026; a folder of its files, --data), beside what
+its paper and its code reached there: its learning trains on each graph for hundreds of episodes. Placers that draw lots
+do so with several seeds. None of these graphs has modules or fills the memory, so `anneal` does the same as
+`multilevel`, and `m-etf` as `etf`; for `exact`, which takes up to 64 groups, they are too large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -68,17 +65,13 @@ class Peers:
     """Place the graphs of others by their rules."""
 
     data: Path = Path("../shared/data/doppler")
-    """folder with DOPPLER's graphs (or .stg files), which are left out if it isn't there"""
+    """folder with DOPPLER's graphs (or .stg files)"""
     simulations: int = 1000
     """of each search"""
     seeds: int = 3
     """of what draws lots"""
     tries: int = 50
     """of the critical-path heuristic"""
-    graphs: int = 6
-    """random graphs of each kind"""
-    tasks: tuple[int, ...] = (50, 100)
-    """of the random graphs"""
 
 
 def equal_devices(count: int, dispatch: str = "fifo") -> Cluster:
@@ -147,62 +140,6 @@ def published_graphs(folder: Path) -> dict[str, ComputationGraph]:
     return {path.stem.rpartition("_")[0] or path.stem: found.load(path) for path, found in paths if found is not None}
 
 
-def random_tasks(random: np.random.Generator, tasks: int, sent: int) -> list[str]:
-    """A random task graph as an .stg file's lines: any two tasks are joined with probability 0.1, times are 1 to 20.
-
-    Communication takes 0 to twice `sent`.
-    """
-    lines = [str(tasks)]
-    for task in range(tasks):
-        needed = np.flatnonzero(random.random(task) < 0.1)
-        costs = random.integers(0, 2 * sent + 1, len(needed))
-        pairs = [f"{src} {us}" for src, us in zip(needed, costs, strict=True)]
-        lines.append(" ".join([f"{task} {random.integers(1, 21)} {len(needed)}", *pairs]))
-    return lines
-
-
-def cut_schedule(random: np.random.Generator, tasks: int, length: int, sent: int) -> list[str]:
-    """An .stg file's lines of a graph whose optimum on `DEVICES` devices is `length`: a full schedule, cut to tasks.
-
-    A task needs one to three of those that had ended before it began, and a tensor from another device was in time:
-    communication takes up to twice `sent`, but there no longer than the gap.
-    """
-    per_device = tasks // DEVICES
-    pieces = []  # (start, end, device)
-    for device in range(DEVICES):
-        ends = [*np.sort(random.choice(np.arange(1, length), per_device - 1, replace=False)).tolist(), length]
-        pieces += [(start, end, device) for start, end in zip([0, *ends], ends, strict=False)]
-    pieces.sort()
-    lines = [str(len(pieces))]
-    for task, (start, end, device) in enumerate(pieces):
-        before = [src for src, piece in enumerate(pieces[:task]) if piece[1] <= start][-4 * DEVICES :]
-        needed = sorted(random.permutation(before)[: random.integers(1, 4)].tolist())
-        pairs = []
-        for src in needed:
-            most = 2 * sent if pieces[src][2] == device else min(2 * sent, start - pieces[src][1])
-            pairs.append(f"{src} {random.integers(0, most + 1)}")
-        lines.append(" ".join([f"{task} {end - start} {len(needed)}", *pairs]))
-    return lines
-
-
-def made_graphs(config: Peers) -> Iterator[tuple[str, ComputationGraph]]:
-    """Random graphs of each kind, with the kind's name; each goes through a file."""
-    kinds: dict[str, Callable[[np.random.Generator], list[str]]] = {}
-    for tasks in config.tasks:
-        for sent in (0, 10):
-            note = f"{tasks} tasks, {'communication' if sent else 'no communication'}"
-            kinds[f"random, {note}"] = partial(random_tasks, tasks=tasks, sent=sent)
-            kinds[f"known optimum, {note}"] = partial(cut_schedule, tasks=tasks, length=10 * tasks, sent=sent)
-    with TemporaryDirectory() as folder:
-        for kind, make in sorted(kinds.items()):
-            for seed in range(config.graphs):
-                path = Path(folder) / f"{seed}.stg"
-                path.write_text("\n".join(make(np.random.default_rng(seed))))
-                importer = find_importer(path)
-                assert importer is not None
-                yield kind, importer.load(path)
-
-
 def makespans(config: Peers, graphs: Iterable[ComputationGraph], dispatch: str) -> dict[str, list[list[float]]]:
     """Placer -> for each graph the makespans in microseconds of its seeds, then those of the lower bound."""
     cluster, known = equal_devices(DEVICES, dispatch), placers(config)
@@ -226,32 +163,16 @@ def published_table(names: list[str], found: Mapping[str, list[list[float]]]) ->
     return table
 
 
-def made_table(kinds: list[str], found: Mapping[str, list[list[float]]]) -> Table:
-    """Makespan over lower bound of each placer, mean over the graphs and seeds of each kind."""
-    columns = list(dict.fromkeys(kinds))
-    table = [["placer", *columns]]
-    bound = [us for (us,) in found["lower bound"]]
-    ratios = {name: [np.mean(us) / b for us, b in zip(found[name], bound, strict=True)] for name in found}
-    for placer, values in ratios.items():
-        means = [np.mean([v for v, kind in zip(values, kinds, strict=True) if kind == column]) for column in columns]
-        table.append([placer, *(f"{mean:.3f}" for mean in means)])
-    return table
-
-
 def main(config: Peers) -> None:
     """Print the tables."""
-    published = published_graphs(config.data) if config.data.is_dir() else {}
-    made = list(made_graphs(config))
-    if not published:
-        print(f"DOPPLER's graphs are left out: there is none in {config.data} (--data FOLDER).\n")
-    for dispatch, words in DISPATCHES.items() if published else ():
-        found = makespans(config, published.values(), dispatch)
+    if not config.data.is_dir():
+        print(f"skipped: there is no {config.data}")
+        return
+    graphs = published_graphs(config.data)
+    for dispatch, words in DISPATCHES.items():
+        found = makespans(config, graphs.values(), dispatch)
         print(f"DOPPLER's graphs, {words}; in units of its paper, mean and spread of {config.seeds} seeds\n")
-        print(f"{markdown(published_table(list(published), found))}\n")
-    for dispatch, words in DISPATCHES.items() if made else ():
-        found = makespans(config, [graph for _, graph in made], dispatch)
-        print(f"Random task graphs, {words}; makespan over lower bound, mean of {config.graphs} graphs a kind\n")
-        print(f"{markdown(made_table([kind for kind, _ in made], found))}\n")
+        print(f"{markdown(published_table(list(graphs), found))}\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
-from placeto.training.config import AnyTrainConfig, LearningConfig, TrainConfig
+from placeto.training.config import LearningConfig, TrainConfig
 from placeto.training.trainer import train
 
 KINDS = (P100, V100, A100, H100)
@@ -49,9 +48,11 @@ CHECKPOINT = "pretrained.safetensors"  # its name in the folder of the recipe
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Problems of many families on many clusters, on which one policy is trained for all."""
+class Recipe:
+    """Train the policy that comes with the package, on graphs of many families on many clusters."""
 
+    out: Path = Path("runs/pretrained")
+    """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     graphs: tuple[str, ...] = (
         "cifar10:24",
         "nmt:24",
@@ -77,14 +78,6 @@ class Mixture:
     """of each training graph"""
     seed: int = 0
     """of the clusters and of the training"""
-
-
-@dataclass(frozen=True)
-class Recipe(Mixture):
-    """Train the policy that comes with the package."""
-
-    out: Path = Path("runs/pretrained")
-    """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     training: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             "",
@@ -134,45 +127,30 @@ def _scaled(device: Device, factor: float) -> Device:
     return replace(device, kind=kind, flops=flops, memory_bandwidth=device.memory_bandwidth * factor)
 
 
-def training_problems(mixture: Mixture) -> dict[str, PlacementProblem]:
+def training_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
     """Each training graph on one preset and on clusters of its own, at either costs."""
-    random = np.random.default_rng(mixture.seed)
+    random = np.random.default_rng(recipe.seed)
     problems = {}
-    for number, graph in enumerate(_names(mixture.graphs, "train")):
-        preset = mixture.presets[number % len(mixture.presets)]
+    for number, graph in enumerate(_names(recipe.graphs, "train")):
+        preset = recipe.presets[number % len(recipe.presets)]
         problems[f"{graph} on {preset}"] = problem_of(graph, preset)
-        for _ in range(mixture.random_clusters):
+        for _ in range(recipe.random_clusters):
             costs = "efficiency" if len(problems) % ROOFLINE else "roofline"
             problem = _random_problem(random, graph, f"random {len(problems)}", costs)
             problems[f"{graph} on {problem.cluster.name}"] = problem
     return problems
 
 
-def validation_problems(mixture: Mixture) -> dict[str, PlacementProblem]:
+def validation_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
     """The validation graphs on the presets in turn."""
-    names = enumerate(_names(mixture.validation, "validation"))
-    return {name: problem_of(name, mixture.presets[number % len(mixture.presets)]) for number, name in names}
+    names = enumerate(_names(recipe.validation, "validation"))
+    return {name: problem_of(name, recipe.presets[number % len(recipe.presets)]) for number, name in names}
 
 
 def _names(texts: tuple[str, ...], split: str) -> Iterator[str]:
     for text in texts:
         family, _, count = text.partition(":")
         yield from (f"{family}:{split}:{index}" for index in range(int(count)))
-
-
-def train_on(
-    problems: Mapping[str, PlacementProblem],
-    validation: Mapping[str, PlacementProblem],
-    training: AnyTrainConfig,
-    initial: Mapping[str, Any] | None = None,
-) -> dict[str, float]:
-    """Train with a progress bar; a run that has begun goes on. Returns the last logged numbers, by tag.
-
-    `initial` is a checkpoint with whose parameters the training begins.
-    """
-    resume = (Path(training.out) / FILE_NAME).is_file()
-    with ProgressBar("training", total=1.0) as bar:
-        return train(training, problems, validation, initial=initial, resume=resume, report=bar.update)
 
 
 def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Mapping[str, float], hours: float) -> str:
@@ -195,7 +173,9 @@ def main(recipe: Recipe) -> Path:
     """Train, and write the small checkpoint with its report; returns its path."""
     training = replace(recipe.training, out=str(recipe.out / "run"), seed=recipe.seed)
     problems = training_problems(recipe)
-    numbers = train_on(problems, validation_problems(recipe), training)
+    resume = (recipe.out / "run" / FILE_NAME).is_file()
+    with ProgressBar("training", total=1.0) as bar:
+        numbers = train(training, problems, validation_problems(recipe), resume=resume, report=bar.update)
     saved = load_checkpoint(training.out)
     small = recipe.out / CHECKPOINT
     # a pass over groups, which validates, says nothing of their parts: the average at the end, not what validated best

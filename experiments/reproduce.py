@@ -27,12 +27,10 @@ from experiments.tables import markdown
 
 MINUTES = {
     "architectures": 10,
-    "constructive": 45, "constructive_ablations": 65,
-    "cost_loss": 3, "cost_models": 15, "demo": 6, "equal_budgets_targets": 60,
-    "fidelity_micro_batches": 9, "fuzz": 7, "headline": 75, "held_out_steps": 1, "links": 1, "mixture": 30,
-    "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
-    "paper_departures": 50, "paper_departures_4xk80": 35,
-    "paper_departures_600": 70, "paper_departures_ptb": 50, "paper_learning": 400, "peers": 7, "torch_plans": 3,
+    "constructive": 45, "cost_models": 15, "demo": 6, "equal_budgets_targets": 60,
+    "fidelity_micro_batches": 9, "fuzz": 7, "headline": 75, "held_out_steps": 2,
+    "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_sailor": 1, "paper_learning": 400,
+    "peers": 7, "torch_plans": 3,
 }  # fmt: skip
 """about how long a command takes on two idle cores, where its results file says something else: more, because it ran
 beside others, or less, because it was interrupted and the file says how long the last part took"""

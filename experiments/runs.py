@@ -8,40 +8,27 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import tyro
+import torch
 
 from experiments.harness import measure_cells, problem_of
 from placeto.placers import split_size
+from placeto.policies.external import find_policy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
 from placeto.training.config import AnyTrainConfig
 from placeto.training.trainer import fingerprint, train
 
 
-@dataclass(frozen=True)
-class OnFamilies:
-    """Settings of an experiment that trains on families and places their test graphs."""
-
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("nmt", "ptb")
-    """each on each cluster"""
-    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100",)
-    """to place on"""
-    seeds: int = 3
-    """of training"""
-    count: int | None = None
-    """only the first so many test graphs; all if not given"""
-    processes: Annotated[int | None, tyro.conf.arg(aliases=["--workers"])] = 1
-    """how many train at once"""
-
-    def names(self, family: str, train: int | None) -> dict[str, tuple[str, ...]]:
-        """Graphs of a family, by their split: so many to train on, or those of the split, and the first test graphs."""
-        sizes = {split: split_size(family, split) for split in ("train", "validation", "test")}
-        sizes |= {"train": train or sizes["train"], "test": min(self.count or sizes["test"], sizes["test"])}
-        return {split: tuple(f"{family}:{split}:{i}" for i in range(size)) for split, size in sizes.items()}
+def graphs_of(family: str, train: int | None = None, test: int | None = None) -> dict[str, tuple[str, ...]]:
+    """Graphs of a family, by their split: so many to train on, or those of the split, and the first test graphs."""
+    sizes = {split: split_size(family, split) for split in ("train", "validation", "test")}
+    sizes |= {"train": train or sizes["train"], "test": min(test or sizes["test"], sizes["test"])}
+    return {split: tuple(f"{family}:{split}:{i}" for i in range(size)) for split, size in sizes.items()}
 
 
 @dataclass(frozen=True)
@@ -88,6 +75,15 @@ class Run:
             for graphs in (self.graphs, self.validation)
         )
         return train, validation or train
+
+
+def policies(run: Run) -> tuple[Any, Any]:
+    """The network of a run before it was trained, and after."""
+    torch.manual_seed(run.config.seed)
+    untrained = find_policy(run.config.placer).make(run.config.policy).eval()
+    trained = deepcopy(untrained)
+    trained.load_state_dict(load_checkpoint(run.checkpoint)["best_parameters"])
+    return untrained, trained
 
 
 def train_run(run: Run) -> Path:

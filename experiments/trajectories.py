@@ -1,8 +1,8 @@
 """The best placement met so far, by placements and core seconds: one small file for each cell, made once.
 
 A cell is a graph, a cluster, a placer and a seed. Cells run in several processes of one thread each. What is in the
-folder is not run again; a cell that fails is told, and the others go on. Core seconds are CPU time of the process,
-after a warm-up on a tiny graph, so that neither compiling nor other work on the machine counts.
+folder is not run again. Core seconds are CPU time of the process, after a warm-up on a tiny graph, so that neither
+compiling nor other work on the machine counts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from experiments import harness
 from experiments.command import commit
 from experiments.harness import measure_cells
 from placeto.problem.cluster import load_cluster
-from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.observer import Observer, observing
@@ -112,7 +112,7 @@ class Trajectory:
 
 def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     """Run a cell in this process, warmed up first."""
-    _warm_up(cell.placer, cell.cluster, placer)
+    _warm_up(placer, cell.cluster)
     shared = cell.problem
     problem = PlacementProblem(shared.graph, shared.cluster, shared.costs)  # grouping it is part of the seconds
     clock = Clock()
@@ -129,75 +129,40 @@ def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     return Trajectory(cell, tuple(points), met.simulations, spent, commit())
 
 
-_warm: set[tuple[str, str]] = set()
-
-
-def _warm_up(name: str, cluster: str, placer: Placer) -> None:
+@cache
+def _warm_up(placer: Placer, cluster: str) -> None:
     """Run a placer on a tiny graph, once in a process."""
-    if (name, cluster) in _warm:
-        return
     of = {"module": "m", "flops": 1e6, "outputs": [4]}
     ops = [{"name": "m/a", **of}, *({"name": f"m/{n}", "inputs": [["m/a", 0]], **of} for n in "bcdefgh")]
     tiny = PlacementProblem(ComputationGraph.from_ops("tiny", ops), load_cluster(cluster))
     placer.run(tiny, WARM_UP, 0, Clock())
-    _warm.add((name, cluster))
-
-
-def load(path: Path) -> Trajectory:
-    """Read the file of a cell."""
-    saved = json.loads(path.read_text())
-    points = tuple((count, core, us) for count, core, us in saved["points"])
-    return Trajectory(**{**saved, "cell": Cell(**saved["cell"]), "points": points})
-
-
-def stored(cells: Sequence[Cell], placers: Mapping[str, Placer], folder: Path) -> dict[Cell, Trajectory]:
-    """Those of the cells that are in the folder."""
-    paths = {cell: cell.path(folder, placers[cell.placer]) for cell in cells}
-    return {cell: load(path) for cell, path in paths.items() if path.is_file()}
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    placers: Mapping[str, Placer],
-    folder: Path,
-    workers: int | None,
-    minutes: float | None,
-) -> list[str]:
-    """Run the cells that the folder lacks, in their order; returns a line for each that failed.
+    cells: Sequence[Cell], placers: Mapping[str, Placer], folder: Path, workers: int | None
+) -> dict[Cell, Trajectory]:
+    """Run the cells that the folder lacks, and read all of them.
 
     Args:
         cells: in which order.
         placers: by name.
         folder: of their files.
         workers: processes; all cores if None, 1 = this process.
-        minutes: after which no further cell begins.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    known = stored(cells, placers, folder)
-    until = math.inf if minutes is None else time.time() + 60.0 * minutes
-    jobs = [_Job(cell, placers[cell.placer], folder, until) for cell in cells if cell not in known]
     set_threads(1, 1)
-    failed = measure_cells(jobs, _work, "cells", workers=workers)
-    return [f"{job.cell}: {problem}" for job, problem in failed.items() if problem is not None]
+    found = measure_cells(
+        cells,
+        partial(_row, placers=placers),
+        "cells",
+        workers=workers,
+        file=lambda cell: cell.path(folder, placers[cell.placer]),
+    )
+    return {
+        cell: Trajectory(**{**row, "cell": cell, "points": tuple(map(tuple, row["points"]))})
+        for cell, row in found.items()
+    }
 
 
-class _Job(NamedTuple):
-    cell: Cell
-    placer: Placer
-    folder: Path
-    until: float  # time.time()
-
-    def __str__(self) -> str:
-        return str(self.cell)
-
-
-def _work(job: _Job) -> str | None:
-    """Run a cell and write its file, if there is time; returns what went wrong."""
-    if time.time() >= job.until:
-        return None
-    try:
-        found = trajectory(job.cell, job.placer)
-    except Exception as problem:  # the other cells go on; the command tells at its end
-        return f"{type(problem).__name__}: {problem}"
-    write_text(json.dumps(asdict(found)) + "\n", job.cell.path(job.folder, job.placer))
-    return None
+def _row(cell: Cell, placers: Mapping[str, Placer]) -> dict[str, Any]:
+    return asdict(trajectory(cell, placers[cell.placer]))

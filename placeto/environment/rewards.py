@@ -57,22 +57,10 @@ def at_the_end(makespan: Tensor) -> Tensor:
     return late
 
 
-def log_at_the_end(makespan: Tensor) -> Tensor:
-    """Drop of the logarithm of the makespan from start to end, all of it paid at the last move: (T+1, B) -> (T, B).
-
-    >>> log_at_the_end(torch.tensor([[1.0], [0.25], [0.5]])).flatten().tolist()
-    [0.0, 0.6931471824645996]
-    """
-    late = torch.zeros_like(makespan[1:])
-    late[-1] = makespan[0].log() - makespan[-1].log()
-    return late
-
-
 REWARDS: dict[str, Reward] = {
     "improvement": improvement,
     "best-so-far": best_so_far,
     "at-the-end": at_the_end,
-    "log-at-the-end": log_at_the_end,
 }
 """Name -> reward of each move. `find_reward` also has those of other packages."""
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placeto.environment.walk import COST, NUM_FEATURES, VISITED, Walk
+from placeto.environment.walk import NUM_FEATURES, Walk
 from placeto.errors import PlacerError
 from placeto.plumbing.ranges import Depth, Width
 from placeto.policies.neighbour_sums import neighbour_sums
@@ -34,9 +34,6 @@ class PlacetoPaperConfig:
     devices: Width = 4
     """Width of the head: the most devices that a cluster of the training may have.
     The policy then places on as many devices as the largest cluster of its training has, or fewer."""
-    compare: bool = False
-    """Whether the head reads the devices in turn, each with its load and with the neighbours that are there. The
-    published head reads neither, and answers for all devices at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +47,6 @@ class Surroundings:
     arcs: np.ndarray  # (2, M) int64, source and target node of each arc
     share: Tensor  # (2, 1, G, 1) float32, 1 / messages that a node receives along and against the arcs; 0 if none
     related: Tensor  # (G, 3, G) float32, [i, k, j] = 1 / number of such nodes if j is before (k = 0), after, beside i
-    near: Tensor  # (G, G) float32, [i, j] = 1 / number of neighbours of i if j is one of them, else 0
 
     @classmethod
     def of(cls, walk: Walk) -> Surroundings:
@@ -60,10 +56,7 @@ class Surroundings:
         beside = ~(reach | reach.T) & ~np.eye(size, dtype=bool)
         related = np.stack([reach.T, reach, beside], 1)
         shares = _shares(related.sum(-1, keepdims=True)) * torch.from_numpy(related)
-        near = np.zeros((size, size))
-        near[tuple(arcs)] = near[tuple(arcs[::-1])] = 1.0
-        near /= np.maximum(near.sum(1, keepdims=True), 1.0)
-        return cls(arcs, _shares(heard)[:, None, :, None], shares, torch.from_numpy(near.astype(np.float32)))
+        return cls(arcs, _shares(heard)[:, None, :, None], shares)
 
 
 def _shares(number: np.ndarray) -> Tensor:
@@ -109,8 +102,7 @@ class PlacetoPaperPolicy(nn.Module):
         self.encoder = Networks(1, [width] * 4, last_activation=False)
         self.message, self.update = (Networks(2, [width] * 3, last_activation=True) for _ in range(2))
         self.inner, self.outer = (Networks(3, [2 * width] * 3, last_activation=True) for _ in range(2))
-        into, out = (8 * width + 4, 1) if config.compare else (8 * width, config.devices)
-        self.head = Networks(1, [into, 8 * width, out], last_activation=False)
+        self.head = Networks(1, [8 * width, 8 * width, config.devices], last_activation=False)
 
     def forward(self, features: Tensor, current: Tensor, around: Surroundings) -> Tensor:
         """Return the logits (S, D) of S states of one graph.
@@ -142,18 +134,4 @@ class PlacetoPaperPolicy(nn.Module):
         within = self.inner(both.view(1, 2 * width, -1).expand(3, -1, -1)).view(3, 2 * width, nodes, states)
         pooled = (within * around.related[current].permute(1, 2, 0)[:, None]).sum(2)  # (3, 2 W, S)
         seen = torch.cat([self.outer(pooled).view(-1, states), own])
-        if self.config.compare:
-            compared = self._compared(features, current, around).permute(1, 0, 2)  # (4, S, D)
-            pairs = torch.cat([seen[..., None].expand(-1, -1, devices), compared]).flatten(1)
-            return self.head(pairs[None]).view(states, devices)
         return self.head(seen[None])[0].T[:, :devices]
-
-    def _compared(self, features: Tensor, current: Tensor, around: Surroundings) -> Tensor:
-        """Return, of each device, its share of the run time and of the current node's neighbours: (S, 4, D).
-
-        Each share is of all nodes, and then of those that were visited.
-        """
-        work = features[..., COST] / features[..., COST].sum(1, keepdim=True).clamp(min=1e-12)
-        of_all = torch.stack([work, around.near[current]], 1)
-        of_both = torch.cat([of_all, of_all * features[:, None, :, VISITED]], 1)  # (S, 4, G)
-        return of_both @ features[..., NUM_FEATURES:]

@@ -23,7 +23,6 @@ from placeto.pretrained import pretrained_path
 from placeto.problem.checks import Index, OpenRecord, Text, checked
 from placeto.problem.files import atomic_write
 from placeto.problem.messages import quote, within
-from placeto.training.saved_types import is_plain
 
 CheckpointError = TrainingError  # its name before, for one version
 FORMAT = "placeto.checkpoint/1"
@@ -32,6 +31,8 @@ UNTRAINED = "untrained.pt"
 """File in a run's folder with the network before training, so that placers show what training is worth."""
 _DEPTH = 16  # largest depth of dicts and lists inside one another
 _VALUES = 500_000  # most values in all dicts and lists; a value counts once for each place where it is
+_FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16
+_DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +47,7 @@ _Weights = Annotated[dict[Text, Any], AfterValidator(_finite)]
 
 
 class Checkpoint(OpenRecord, total=False):
-    """What is read from checkpoints without going on with their runs; `TrainState.kind` says what else there is."""
+    """What is read from checkpoints without going on with their runs; `TrainState.saved` says what else there is."""
 
     placer: Text
     config: dict[Text, Any]
@@ -152,9 +153,31 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
     """
     with within(TrainingError, f"{path}: not a checkpoint"):
         for key, value in state.items():
-            if not all(map(is_plain, _inner(value, key))):
+            if not all(map(_is_plain, _inner(value, key))):
                 raise TrainingError(f"{quote(key)} holds a value, or a tensor, of an unknown kind")
         checked(state, Checkpoint, TrainingError)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is of a kind that checkpoints hold: no container, and no tensor of an unusual kind."""
+    if not isinstance(value, torch.Tensor):
+        return value is None or isinstance(value, str | int | float)
+    usual = type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype in _DTYPES
+    dense = usual and value.layout == torch.strided and not (value.is_nested or value.is_neg() or value.requires_grad)
+    return dense and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
+def kind_of(value: Any) -> Any:
+    """Return the types in a value: dtypes and shapes of tensors, and what dicts and lists hold; to compare two values.
+
+    >>> kind_of({"a": torch.zeros(2, 3), "b": [1, "c"]})
+    {'a': (torch.float32, (2, 3)), 'b': [<class 'int'>, <class 'str'>]}
+    """
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape)
+    if isinstance(value, Mapping):
+        return {key: kind_of(item) for key, item in value.items()}
+    return [kind_of(item) for item in value] if isinstance(value, list | tuple) else type(value)
 
 
 def _inner(value: Any, key: str = "") -> Iterator[Any]:

@@ -112,8 +112,7 @@ class TraversalLearningConfig:
     lr: Share = 3e-3
     """Learning rate, falling linearly to a tenth."""
     reward: str = "improvement"
-    """Reward of a move, in tenths: improvement, as published, or another of `placeto list rewards`. With one that is
-    paid at the end, such as log-at-the-end, the discount should be 1."""
+    """Reward of a move, in tenths: improvement, as published, or another of `placeto list rewards`."""
     discount: Share = 0.5
     """Discount of rewards, per move."""
     baseline_rounds: Count = 10

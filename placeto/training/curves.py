@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ BY_PLACEMENTS = "by-placements"
 """Folder within a run's folder, with the same curves against the number of placements simulated."""
 OF_PLACEMENTS = "x-placements/"
 """How the tags of these curves begin, so that tensorboard shows them in groups of their own, behind the others."""
-_EVENTS = "events.out.tfevents."  # how names of event files begin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, quota or file size
 
 
@@ -55,7 +53,6 @@ class Curves:
         try:
             with self._written() as writers:
                 for folder, step in zip(self._folders, self._first, strict=False):
-                    _sort_before_new_files(folder)
                     writers.append(SummaryWriter(str(folder), purge_step=step))
         except BaseException:
             threading.excepthook = self._hook
@@ -128,15 +125,3 @@ class Curves:
         """Print no traceback of an OSError in tensorboard's thread: the next call of a writer raises it again."""
         if not isinstance(arguments.exc_value, OSError):
             self._hook(arguments)
-
-
-def _sort_before_new_files(folder: Path) -> None:
-    """Rename all event files if the name of one would sort after that of a new one, as when a clock was set back.
-
-    Tensorboard reads files in the order of their names, which have the second in which they were made.
-    """
-    files = sorted(folder.glob(f"{_EVENTS}*"))
-    if files and files[-1].name >= f"{_EVENTS}{int(time.time()):010d}":
-        for number, path in enumerate(files):
-            rest = path.name.removeprefix(_EVENTS).partition(".")[2]
-            path.rename(folder / f"{_EVENTS}{number:010d}.{rest}")

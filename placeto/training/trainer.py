@@ -349,7 +349,7 @@ def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner
     """Write the best placement met of each training problem for which one was met."""
     for index, problem in enumerate(learner.problems.values()):
         if np.isfinite(state.elite_score[index]):
-            schedule = simulate(problem, learner.best_placement(state, index))
+            schedule = simulate(problem, state.elite[index, : problem.num_ops])
             span, fits = schedule.makespan_us, schedule.fits
             spent = state.simulations, state.elapsed
             result = PlacementResult(schedule.placement, span, fits, *spent, (), problem, config.placer)

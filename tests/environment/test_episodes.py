@@ -26,7 +26,7 @@ def drawn(episodes: Episodes, random: np.random.Generator) -> np.ndarray:
     return np.array([random.choice(np.flatnonzero(row)) for row in episodes.mask()])
 
 
-@pytest.mark.parametrize("reward", ["improvement", "best-so-far", "at-the-end", "log-at-the-end"])
+@pytest.mark.parametrize("reward", ["improvement", "best-so-far", "at-the-end"])
 def test_rewards_are_those_of_whole_episodes(reward: str) -> None:
     episodes, random = three(reward), np.random.default_rng(2)
     makespans, rewards = [episodes.going.makespan], []

@@ -10,7 +10,6 @@ import pytest
 from placeto.problem.graph import save_graph
 from tests.toys import fork_of_chains
 
-GRAPH = "--graphs ptb:validation:7"
 SMALL = "--families small --processes 1 --out runs/x"
 SLOW = {
     "architectures",
@@ -18,56 +17,35 @@ SLOW = {
     "fidelity",
     "headline",
     "models_in_micro_batches",
-    "paper_departures",
     "recipes",
     "short_memory",
 }
 NEED_DATA = (
-    "collectives", "cost_models", "fit_efficiency", "outside_amp", "outside_ratios", "outside_sailor",
-    "outside_torchgpipe", "outside_vtrain", "sustained",
+    "collectives", "fit_efficiency", "outside_amp", "outside_sailor",
+    "outside_torchgpipe", "outside_vtrain", "peers",
 )  # fmt: skip
 COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
-    "checkpoint_prices": ("--out runs/x --layers 2", "| selective | "),
     "constructive": (
         "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
         "| small, 2xv100, 1 rounds, imitation 0.5 |",
     ),
-    "constructive_ablations": (
-        "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 2 --count 2 --some 1 --out runs/x "
-        "--changes 'as it is' 'visits by work' --elsewhere 'small@2xv100*0.5'",
-        "| small, 2xv100, bandwidth x 0.5 |",
-    ),
-    "constructive_seconds": ("--graphs fork.json --cluster 2xv100 --repeats 1", "| fork.json | 24 | 24 |"),
-    "cost_loss": ("--graphs fork.json --clusters 2xp100 --simulations 30 --seeds 1", "| efficiency (default) | all |"),
+    "cost_models": ("--steps none.csv", "skipped: there is no none.csv"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
     "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
     "headline": (
         "--out runs/x --cells runs/cells --models ptb --clusters 2xv100 --placers expert 'one device' --families small "
         "--count 1 --split validation --placements 40 --seeds 1 --workers 1",
-        "0 missing",
+        "| expert | 2 | ",
     ),
-    "links": (f"{GRAPH} --placers etf --simulations 20 --seeds 1", "| ptb:validation:7 | 2x4xv100 | etf | "),
     "memory_limits": (
         "--graphs small:validation:0 --clusters 2xv100 --shares 0.8 --simulations 20 --seeds 1 --out runs/x",
         "| 0.8, 20, placeto | ",
-    ),
-    "mixture": (
-        "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 "
-        "--iterations 2 --imitation 0.5 --families small --clusters 2xv100 --count 2",
-        "| small, 2xv100, 3 rounds, imitation 0.5 |",
     ),
     "models_in_micro_batches": (
         "--out runs/x --models U-net --clusters 4xv100 --simulations 20 --workers 1",
         "| U-net |",
     ),
-    "orders": (f"{GRAPH} --clusters 2xv100 --placers heft --simulations 20 --seeds 1", "| heft | "),
-    "paper_departures": (
-        "--families small --clusters 2xv100 --changes unchanged 'loads of devices' --steps 2 --episodes 2 --seeds 2 "
-        "--count 2 --out runs/x",
-        "| small, 2xv100, loads of devices |",
-    ),
-    "peers": ("--data none --simulations 10 --seeds 1 --tries 2 --graphs 1 --tasks 12", "| lower bound | 1.000 |"),
     "plan_ranks": ("--out runs/x --models U-net --clusters 4xv100 --micro-batches 4", "| U-net | 4xv100 | 4 | 0.00 |"),
     "recipes": (
         "--out runs/x --graphs small:2 --validation small:1 --presets 2xv100 --random-clusters 1 "
@@ -118,7 +96,7 @@ def test_a_users_mistake_is_one_line_and_keeps_the_results_of_before(
 ) -> None:
     Path("results.md").write_text("of before")
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, "links", "--graphs nosuch:test:0")
+        run(monkeypatch, "schedules", "--graph nosuch:test:0")
     assert stop.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: unknown graph family 'nosuch'")
     assert Path("results.md").read_text() == "of before"

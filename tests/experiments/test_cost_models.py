@@ -1,12 +1,16 @@
 """Predicted against measured steps."""
 
+import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.cost_models import BOARDS, Step, left_out, over_constant, predict, summary
+import experiments
+from experiments.cost_models import BOARDS, FIRST, Step, alone_ms, over_constant, predict, summary
 from experiments.published_models import MODELS, training_step
+from placeto.problem.cluster.boards import V100
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 
@@ -28,7 +32,9 @@ def steps(count: int = 6) -> list[Step]:
     """Steps of 2 ms and two overheads by roofline, measured as 4 ms or, every third, as 8."""
     measured = [8.0 if number % 3 == 2 else 4.0 for number in range(count)]
     boards = ["V100 SXM2", "P100"]
-    return [Step(boards[n % 2], "fp32", "conv", f"m{n}", "here", ms, 1.0, GRAPH, None) for n, ms in enumerate(measured)]
+    return [
+        Step(boards[n % 2], "fp32", "conv", f"m{n}", "here", FIRST, ms, GRAPH, None) for n, ms in enumerate(measured)
+    ]
 
 
 def test_a_step_is_its_ops_and_the_overheads_behind_them() -> None:
@@ -38,16 +44,23 @@ def test_a_step_is_its_ops_and_the_overheads_behind_them() -> None:
     np.testing.assert_allclose(over_constant(np.array([[2.0, 0.5]]), 0.5), [4.5])
 
 
+def test_a_step_runs_op_after_op() -> None:
+    ops = [{"name": name, "type": "aten.add", "bytes_accessed": 900e6} for name in "ab"]
+    graph = ComputationGraph.from_ops("g", [*ops, {"name": "c"}])
+    assert alone_ms(V100, ROOFLINE, graph) == pytest.approx((2.0, 2 * V100.overhead_us / 1e3))
+
+
+def test_further_steps_are_of_known_boards_and_models() -> None:
+    with (Path(experiments.__file__).parent / "data" / "further_steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 85
+    assert {row["board"] for row in rows} <= BOARDS.keys()
+    assert {row["model"].rpartition("_b")[0] for row in rows} <= MODELS.keys()
+
+
 def test_summary_in_closed_form() -> None:
     ratios = np.array([0.5, 1.0, 1.1, 4.0])
     assert summary(ratios, np.array([6.0, 8.0, 10.0, 12.0])) == ["30.0%", "1.05", "4.00", "1.000"]
-
-
-def test_a_constant_is_fitted_to_the_other_steps() -> None:
-    rows = left_out([step._replace(source=str(n)) for n, step in enumerate(steps())], np.tile([2.0, 0.0], (6, 1)),
-                    np.array([4.0] * 5 + [8.0]))  # fmt: skip
-    assert rows[0] == ["a source", "0.50 to 0.50", "0.0%"]
-    assert [row[0] for row in rows] == ["a source", "a board", "a model"], "all are of one kind"
 
 
 @pytest.mark.slow

@@ -2,17 +2,17 @@
 
 import pytest
 
-from experiments.outside_ratios import LLAMA_WORDS, machines, part_of
-from experiments.outside_recipe import CHUNKS, SIZE, OutsideRecipe, graph_of, read_recipes
+from experiments.outside_recipe import CHUNKS, LLAMA_WORDS, SIZE, OutsideRecipe, graph_of, part_of, read_recipes
 from experiments.outside_vtrain import priced
 from graphs.llama import Size
+from placeto.problem.cluster import load_cluster
 from placeto.problem.costs.collectives import collective_us
 
 DATA = OutsideRecipe().data / "measured.csv"
 
 
 def test_a_rank_has_a_share_of_a_layer_and_gathers_and_scatters_twice_in_each_pass() -> None:
-    size, length, cluster = Size(1, 512, 8, 4, 1024), 256, machines("h100", 8)
+    size, length, cluster = Size(1, 512, 8, 4, 1024), 256, load_cluster("8xh100")
     graph = graph_of(1, 4, size, length)
     layers = priced(graph, part_of, 4, cluster)
     attention, gated = 512 * (512 + 2 * 256 + 512), 3 * 512 * 1024

@@ -7,13 +7,11 @@ import pytest
 
 from experiments.outside_vtrain import (
     HEAD,
-    KNOWN,
     WORDS,
     Layers,
     OutsideVtrain,
     Row,
     Size,
-    layers_knowing,
     layers_of,
     ratio_errors,
     read_rows,
@@ -85,16 +83,6 @@ def test_a_rank_of_a_group_has_a_share_of_the_heads_and_sums_twice_in_each_pass(
     assert layers.collective_us[1] == pytest.approx([2 * us, 4 * us, 0.0])  # two of them are computed again
     words = collective_us("all_reduce", 4 * 2 * LENGTH, width, *link) + CLUSTER.overhead_us[0]
     assert layers.collective_us[HEAD] == pytest.approx([3 * words, us, 0.0])  # the largest, their sum, the right one
-
-
-def test_layers_first_know_nothing_of_collectives_then_hide_them_then_wait_for_them() -> None:
-    part = SIZE, 1, 2
-    (alone, _), (own, sent) = (layers_of(SIZE, 1, width, CLUSTER)[:2] for width in (1, 2))
-    us = [layers_knowing(known, part, CLUSTER).time_us for known in range(len(KNOWN) + 1)]
-    assert us[0] == pytest.approx(alone / 2)
-    assert us[1] == pytest.approx(np.maximum(alone / 2, sent))
-    assert us[2] == pytest.approx(alone / 2 + sent)
-    assert us[3] == pytest.approx(own)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the times aren't here")

@@ -1,11 +1,9 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from placeto.environment.instance import make_instance
-from placeto.environment.walk import COST, VISITED, Walk
+from placeto.environment.walk import Walk
 from placeto.errors import PlacerError
 from placeto.policies.placeto_paper import Networks, PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from tests.cases import toy_problem
@@ -74,36 +72,13 @@ def test_messages_reach_as_far_as_their_rounds(rounds):
     """
     walk, touched = Walk(make_instance(fork_of_chains(1, 6))), np.zeros(6, bool)
     around = Surroundings.of(walk)
-    alone = Surroundings(around.arcs, around.share, torch.zeros_like(around.related), around.near)
+    alone = Surroundings(around.arcs, around.share, torch.zeros_like(around.related))
     for seed in range(10):
         features = torch.from_numpy(walk.begin(1, walk.random_start()).features).requires_grad_()
         logits = policy(seed, rounds=rounds, devices=2)(features, torch.from_numpy(walk.order[:1]), alone)
         (gradient,) = torch.autograd.grad(logits.square().sum(), features)
         touched |= gradient[0].any(1).numpy()[walk.order]
     assert touched.tolist() == [place <= rounds for place in range(6)]
-
-
-def test_the_comparing_head_reads_loads_and_neighbours_by_hand():
-    """Two chains of two, of which two ops were visited; the second op of the first chain is on a device of its own."""
-    walk = Walk(make_instance(fork_of_chains(2, 2)))
-    (one, _), seconds = walk.instance.pairs
-    placement = np.zeros(4, np.int64)
-    placement[seconds[0]] = 1
-    features = torch.from_numpy(replace(walk.begin(1, placement), step=2).features)
-    compared = policy(compare=True, devices=2)._compared(features, torch.tensor([one]), Surroundings.of(walk))
-    cost = walk.sizes[:, COST] / walk.sizes[:, COST].sum()
-    visited = features[0, :, VISITED].numpy()
-    by_device = [[cost[placement == d].sum(), (cost * visited)[placement == d].sum()] for d in range(2)]
-    torch.testing.assert_close(compared[0, [0, 2]].T, torch.tensor(by_device))
-    assert compared[0, 1].tolist() == [0.0, 1.0]
-    assert compared[0, 3].tolist() == [0.0, float(visited[seconds[0]])]
-
-
-def test_the_comparing_head_has_no_number_of_devices_of_its_own(walk):
-    features, current = states(walk)
-    wide, around = policy(compare=True, devices=5), Surroundings.of(walk)
-    assert wide(features, current, around).shape == (5, 3)
-    assert wide.head.layers[-1][0].shape[1] == 1
 
 
 def test_more_devices_than_the_head_has_are_refused(walk):

@@ -64,7 +64,6 @@ def test_numbers_that_are_not_finite_stop_the_run(finished, tmp_path):
         lambda saved: saved.pop("random"),
         lambda saved: saved.pop("placer"),
         lambda saved: saved.update(elite=3),
-        lambda saved: saved.update(history=4),
         lambda saved: saved["random"].update(torch=torch.zeros(3)),
         lambda saved: saved["optimizer"].update(state=[]),
         lambda saved: saved["parameters"].popitem(),
@@ -76,15 +75,11 @@ def test_numbers_that_are_not_finite_stop_the_run(finished, tmp_path):
         lambda saved: saved.update(iteration="1"),
         lambda saved: saved.update(elapsed=None),
         lambda saved: saved.update(best_validation=[]),
-        lambda saved: saved.update(controls=3),
-        lambda saved: saved.update(controls={"validation": 1.0}),
-        lambda saved: saved.update(improvements={0: 3}),
-        lambda saved: saved.update(history={0: torch.zeros(2)}),
         lambda saved: saved["optimizer"]["state"][0].update(exp_avg=torch.zeros(2)),
         lambda saved: saved["optimizer"]["state"][0].pop("step"),
         lambda saved: saved["random"]["generators"][1].update(state={"array": ["x"], "dtype": "U1000000000"}),
     ],
-    ids=range(22),
+    ids=range(17),
 )
 def test_a_checkpoint_with_something_of_another_kind_is_not_resumed(finished, tmp_path, change):
     saved = load_checkpoint(finished)

@@ -46,7 +46,7 @@ from placeto.training.learners.learner import (
 )
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
-from placeto.training.ranks import Ranks, concatenate
+from placeto.training.ranks import concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, random_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
@@ -116,7 +116,11 @@ class IterativeLearner:
         """Make a state with a fresh policy; the best placements met are the best starts."""
         learning, family = self.config.learning, self.family
         scores = [np.inf if family.batch.measure else starts.score[0] for starts in family.starts]
-        state = TrainState.fresh(self.config, family.best_starts, np.array(scores))
+        instances = family.batch.instances
+        elite = np.zeros((len(scores), max(instance.problem.num_ops for instance in instances)), np.int64)
+        for row, instance, starts in zip(elite, instances, family.starts, strict=True):
+            row[: instance.problem.num_ops] = expand(instance.groups, starts.placement[0])
+        state = TrainState.fresh(self.config, elite, np.array(scores))
         if learning.replay and learning.supervised:
             batch = family.batch
             state.replay = Replay(learning.replay, batch.num_groups, batch.num_devices, learning.labels)
@@ -151,7 +155,7 @@ class IterativeLearner:
             ranks=ranks,
             everyone=index,
         )
-        makespan = _merge(state, episodes, ranks)
+        makespan = self._merge(state, episodes)
         watch.lap(None)
         lr = set_learning_rate(state.optimizer, learning_rate(learning, done))
         if supervised:
@@ -167,6 +171,17 @@ class IterativeLearner:
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
+
+    def _merge(self, state: TrainState, episodes: Rollout) -> Tensor:
+        """Remember the best placements that any rank met; return the makespans (T+1, B) of all ranks."""
+        end, instances = episodes.end, self.family.batch.instances
+        met = (end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations)
+        indices, scores, placements, makespans, simulations = zip(*self.ranks.gather(met), strict=True)
+        for index, score, row in zip(*map(concatenate, (indices, scores, placements)), strict=True):
+            groups = instances[index].groups
+            state.keep(index, score, expand(groups, row[: groups.num_groups]))
+        state.simulations += sum(simulations)
+        return torch.from_numpy(concatenate(makespans, 1))
 
     def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
         """Update the policy by PPO, and return the numbers to log.
@@ -249,11 +264,6 @@ class IterativeLearner:
         passes = [random_pass(batch, self.config.env, np.arange(len(starts)), starts, random) for _ in range(RANDOM)]
         return np.mean([end.makespan for end in passes], 0), np.mean([end.best for end in passes], 0)
 
-    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """Return the best placement (N,) of a training problem's ops met so far."""
-        groups = self.family.batch.instances[index].groups
-        return expand(groups, state.elite[index, : groups.num_groups])
-
     def _choose_starts(self, state: TrainState, replicas: int, same: bool) -> tuple[np.ndarray, np.ndarray]:
         """Draw the instances (B,) of an iteration's episodes and the placements (B, G) with which these start.
 
@@ -277,7 +287,8 @@ class IterativeLearner:
                     continue
                 other = starts.placement[random.integers(len(starts.placement))]
                 groups, devices = family.batch.num_groups[instance], family.batch.num_devices[instance]
-                row = (state.elite[instance][:groups] if kind < 0.75 else other).copy()
+                first = family.batch.instances[instance].groups.first_op
+                row = (state.elite[instance, first] if kind < 0.75 else other).copy()
                 kicked = random.random(groups) < random.choice([0.02, 0.05, 0.15])
                 row[kicked] = random.integers(devices, size=int(kicked.sum()))
                 rows.append(row)
@@ -352,17 +363,3 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
             annealing(evaluator, random)
         row[:] = evaluator.best_groups[0]
     return rows
-
-
-def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> Tensor:
-    """Remember the best placement of each instance that any rank met; return the makespans (T+1, B) of all ranks."""
-    end = episodes.end
-    of_ranks = ranks.gather((end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations))
-    indices, scores, placements, makespans, simulations = zip(*of_ranks, strict=True)
-    best, best_placement = concatenate(scores), concatenate(placements)
-    for b, instance in enumerate(concatenate(indices)):
-        if best[b] < state.elite_score[instance]:
-            state.elite_score[instance] = best[b]
-            state.elite[instance] = best_placement[b]
-    state.simulations += sum(simulations)
-    return torch.from_numpy(concatenate(makespans, 1))

@@ -1,6 +1,6 @@
 """The interface of a learner for the training loop: state, iterations, validation; and functions of all learners.
 
-Legend: C problems, W decisions of the largest problem (groups, or ops), N ops.
+Legend: C problems, N ops, W ops of the largest problem.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from placeto.environment.instance import Measure
 from placeto.errors import TrainingError
 from placeto.policies.external import find_policy
-from placeto.problem.checks import Index, Number, OneOf, checked, record_type
 from placeto.problem.problem import PlacementProblem
-from placeto.training.checkpoint import capture_random, restore_random
+from placeto.training.checkpoint import capture_random, kind_of, restore_random
 from placeto.training.learners.replay import Replay
 from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import Stopwatch
-from placeto.training.saved_types import Finite, Numbered, TensorOf, like
-from placeto.training.tags import TAGS
 
+_VARYING = "average", "optimizer", "history", "replay", "improvements", "controls"  # in which a state grows
 RANDOM = 4  # number of random passes, or random placements, of each validation problem
 Prepared = TypeVar("Prepared")
 Report = Callable[[float, str], None]
@@ -42,7 +39,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     torch_random: torch.Generator
     random: np.random.Generator
-    elite: np.ndarray  # (C, W) int64, best placement of each training problem met so far
+    elite: np.ndarray  # (C, W) int64, best placement met of each training problem's ops
     elite_score: np.ndarray  # (C,) float64, its penalised makespan relative to the best single device; inf if none
     iteration: int = 0  # iterations so far
     simulations: int = 0  # placements simulated so far
@@ -52,7 +49,6 @@ class TrainState:
     average: dict[str, Tensor] = field(default_factory=dict)  # moving average of the parameters after each iteration
     replay: Replay | None = None  # remembered states; None = none are remembered
     history: dict[int, Tensor] = field(default_factory=dict)  # earlier rounds for the reward baseline, by problem
-    history_shapes: tuple[tuple[int | None, ...], ...] = ()  # (C,) shape of each, None = any length; () without history
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
     controls: dict[str, float] = field(
@@ -118,39 +114,26 @@ class TrainState:
             "elapsed": self.elapsed,
         }
 
-    def kind(self, averaged: bool) -> Any:
-        """Return the type of what `saved` returns, later in the run of this state.
-
-        Args:
-            averaged: whether there is a moving average of the parameters.
-        """
-        now, parameters = self.saved(), list(self.policy.parameters())
-        moments = [like({"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}) for p in parameters]
-        history = [Annotated[Any, TensorOf(shape, torch.float32)] for shape in self.history_shapes]
-        optimizer = Annotated[Any, Numbered(tuple(moments))]
-        varying: dict[str, Any] = {
-            "average": like(now["parameters"] if averaged else {}),
-            "best_validation": Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=True)],
-            "optimizer": record_type("Optimizer", {"state": optimizer, "param_groups": Any}, {}),
-            "history": Annotated[Any, Numbered(tuple(history))],
-            "replay": None if self.replay is None else self.replay.kind() | None,
-            "improvements": dict[Index, list[tuple[Index, Number, Number]]],
-            "controls": dict[Annotated[str, OneOf(tuple(TAGS))], Finite],
-            "elapsed": Number,
-        }
-        return record_type("State", {key: varying[key] if key in varying else like(now[key]) for key in now}, {})
-
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore the state that `saved` returned.
 
         Raises:
             TrainingError: it isn't of this run, such as of other parameters or problems.
         """
-        kind = self.kind(averaged=bool(saved.get("average")))
-        saved = checked({key: saved[key] for key in kind.__annotations__ if key in saved}, kind, TrainingError)
+        now, average, moments = self.saved(), saved["average"], saved["optimizer"]["state"]
+        expected = {key: value for key, value in now.items() if key not in _VARYING}
+        if average:  # {} in a run that has just begun
+            expected["average"] = now["parameters"]
+        for key, value in expected.items():
+            if kind_of(saved[key]) != kind_of(value):
+                raise TrainingError(f"{key} is of another kind, or of another shape")
+        for number, parameter in enumerate(self.policy.parameters()):
+            like = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+            if number in moments and kind_of(moments[number]) != kind_of(like):
+                raise TrainingError(f"optimizer is of another kind, or of another shape, at parameter {number}")
         self.policy.load_state_dict(saved["parameters"])
-        self.average = saved["average"]
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": saved["optimizer"]["state"]})
+        self.average = average
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
         restore_random(saved["random"], [self.torch_random, self.random])
         self.elite, self.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
         self.best_validation = saved["best_validation"]
@@ -161,6 +144,12 @@ class TrainState:
         self.history, self.improvements, self.controls = saved["history"], saved["improvements"], saved["controls"]
         self.iteration, self.simulations = saved["iteration"], saved["simulations"]
         self.elapsed = saved["elapsed"]
+
+    def keep(self, index: int, score: float, placement: np.ndarray) -> None:
+        """Remember a placement (N,) of a training problem's ops, and its relative makespan, if it is the best met."""
+        if score < self.elite_score[index]:
+            self.elite_score[index] = score
+            self.elite[index, : len(placement)] = placement
 
     def note_improvements(self) -> None:
         """Append a point to `improvements` for each training problem of which a better placement was met."""
@@ -218,9 +207,6 @@ class Learner(Protocol):
 
         They are means over `RANDOM` draws.
         """
-
-    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """Return the best placement (N,) of a training problem's ops met so far."""
 
 
 def prepare(

@@ -145,15 +145,12 @@ class OneShotLearner:
             PlacerError: the cluster of a problem has more devices than the policy was made for.
             TrainingError: the policy is to imitate, and decides about more than the devices of units.
         """
-        config, count = self.config, len(self.family.inputs)
+        config = self.config
         state = TrainState.fresh(config, self.family.found.copy(), self.family.found_score.copy(), config.device)
         if self.imitation and len(_policy(state).noise_shapes(self.family.inputs[0])) > 1:
             raise TrainingError(
                 f"learning.imitation must be 0 for {config.placer}, which decides about more than devices of units"
             )
-        remembered = {"moving": (), "trials": (2,)}
-        if config.learning.baseline in remembered:
-            state.history_shapes = (remembered[config.learning.baseline],) * count
         for graph in (*self.family.inputs, *self.held_out.inputs):
             _policy(state).check(graph)
         return state
@@ -187,7 +184,9 @@ class OneShotLearner:
         learning = self.config.learning
         samples, scores = self._sample(state, chosen, watch)
         relative, fits = scores[..., 0], scores[..., 1] > 0.0
-        self._keep_elite(state, chosen, samples, relative)
+        for index, sample, makespan in zip(chosen, samples, relative, strict=True):
+            best = int(makespan.argmin())
+            state.keep(index, makespan[best], sample.placement[best].cpu().numpy()[self.family.units[index]])
         state.simulations += relative.size
         counts = fits | (learning.failures is None or state.iteration < learning.failures)
         worth = advantages(relative, fits, counts, learning, chosen.tolist(), state.history)
@@ -230,10 +229,6 @@ class OneShotLearner:
         relative = held_out.score(np.repeat(np.arange(len(drawn)), RANDOM), np.concatenate(drawn))
         mean = relative.reshape(-1, RANDOM).mean(1)
         return mean, mean
-
-    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """Return the best placement (N,) of a training problem's ops met so far."""
-        return state.elite[index, : self.family.batch.problems[index].num_ops]
 
     def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
         """Draw K samples of each of the problems `chosen` (B,); return these and their scores (B, K, 2).
@@ -279,16 +274,6 @@ class OneShotLearner:
             fields = zip(*(part for of_rank, _ in received for block, part in of_rank if block == b), strict=True)
             samples.append(Sample(*(torch.cat(pieces).to(device) for pieces in fields)))
         return samples, concatenate([scores for _, scores in received])
-
-    def _keep_elite(
-        self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
-    ) -> None:
-        """Remember the best placement of each problem in `chosen`; `relative` (B, K) has the samples' makespans."""
-        for b, problem in enumerate(chosen):
-            best = int(relative[b].argmin())
-            if relative[b, best] < state.elite_score[problem]:
-                state.elite_score[problem] = relative[b, best]
-                state.elite[problem] = self.family.expand(problem, samples[b].placement[best : best + 1])[0]
 
 
 def _policy(state: TrainState) -> OneShotPolicy:

@@ -7,7 +7,7 @@ moves a state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from placeto.errors import TrainingError
-from placeto.problem.checks import Index, record_type
 from placeto.training.rollout import MISSING, Labels, Rollout
-from placeto.training.saved_types import TensorOf
 
 Arrays = dict[str, np.ndarray]
 """Fields of states, by name: "index" (...), the training problem; "placement" and "visited" (..., G); and those of
@@ -102,12 +100,6 @@ class Replay:
             "added": self.added,
             **{name: torch.from_numpy(values[: len(self)]) for name, values in self.states.items()},
         }
-
-    def kind(self) -> Any:
-        """Return the type of what `saved` returns later."""
-        states = {name: torch.from_numpy(values) for name, values in self.states.items()}
-        of = {name: Annotated[Any, TensorOf((None, *one.shape[1:]), one.dtype)] for name, one in states.items()}
-        return record_type("Replay", {"added": Index, **of}, {})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore the states that `saved` returned.

@@ -62,10 +62,8 @@ class TraversalLearner:
 
     def initial_state(self) -> TrainState:
         """Make a state with a fresh policy, in which no placement was met."""
-        count, most = len(self.walks), max(walk.num_groups for walk, _ in self.walks)
-        state = TrainState.fresh(self.config, np.zeros((count, most), np.int64), np.full(count, np.inf))
-        state.history_shapes = tuple((None, walk.num_groups) for walk, _ in self.walks)
-        return state
+        count, most = len(self.walks), max(walk.instance.problem.num_ops for walk, _ in self.walks)
+        return TrainState.fresh(self.config, np.zeros((count, most), np.int64), np.full(count, np.inf))
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """Run one iteration: this rank's traversals of a graph drawn at random, and one gradient step.
@@ -121,21 +119,14 @@ class TraversalLearner:
         end, best = np.array(makespans).T
         return end, best
 
-    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
-        """Return the best placement (N,) of a training problem's ops met so far."""
-        walk, _ = self.walks[index]
-        return expand(walk.instance.groups, state.elite[index, : walk.num_groups])
-
     def _merge(self, state: TrainState, index: int, episodes: Traversed) -> Tensor:
         """Remember the best placement that any rank met; return the makespans (T+1, B) of all ranks."""
         end = episodes.end
         best = int(end.best.argmin())
         found = (end.best[best], end.best_placement[best], end.simulated, episodes.makespan.numpy())
         scores, placements, simulated, makespans = zip(*self.ranks.gather(found), strict=True)
-        first = int(np.argmin(scores))
-        if scores[first] < state.elite_score[index]:
-            state.elite_score[index] = scores[first]
-            state.elite[index, : len(placements[first])] = placements[first]
+        for score, placement in zip(scores, placements, strict=True):
+            state.keep(index, score, expand(self.walks[index][0].instance.groups, placement))
         state.simulations += sum(simulated)
         return torch.from_numpy(concatenate(makespans, 1))
 

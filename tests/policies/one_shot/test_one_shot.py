@@ -191,7 +191,7 @@ def test_learns_the_optimum_of_a_toy_op_by_op(placer, name) -> None:
     result = SamplingPlacer(state.policy)(toy)
     assert result.makespan_us == pytest.approx(optimum)
     assert result.simulations == 1
-    assert simulate(toy, learner.best_placement(state, 0)).makespan_us == pytest.approx(optimum)
+    assert simulate(toy, state.elite[0]).makespan_us == pytest.approx(optimum)
 
 
 def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
