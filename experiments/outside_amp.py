@@ -11,8 +11,7 @@ also between the first and the last stage, which both have it. Links are those o
 and between hosts 50 Gb/s of Ethernet, of which TCP leaves 94 %.
 
 Gradients are summed round a ring, as NCCL does, whose transfers reach a share of a link: that of all-reduces of A100
-(`experiments.collectives`). In a free placement, the simulator sums them at each parameter's home, on each host first,
-and sends the weights on: as many bytes, over all of a link. The last table has both exchanges alone.
+(`experiments.collectives`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,20 +38,13 @@ from placeto.problem.cluster.presets import PCIE3, PCIE_LATENCY_US
 from placeto.problem.costs import EFFICIENCY
 from placeto.problem.costs.collectives import SHARE
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import GRADIENT
-from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.recomputation import RECOMPUTATION
-from placeto.simulator.schedule import simulate
-from placeto.simulator.tool_steps.data_parallel import best_ring
 
 HOSTS, LENGTH, WORDS, WIDTH, LAYERS = 4, 1024, 52_256, 1024, 24
 NETWORK = 50e9 / 8 * 1448 / 1538
 """Bytes/s of 50 Gb/s Ethernet that TCP leaves of full frames (IEEE 802.3)."""
 NETWORK_LATENCY_US = 50.0
 """As of the preset of hosts with V100."""
-DISPATCHES = ("priority", "1f1b", "list")
-TENSORS = 4
-"""Weights of each device, where only their exchange is simulated."""
 EMBEDDING, FIRST, NORM, HEAD = 1, 3, 28, 29
 """Numbers of the 30 layers of Megatron's pipeline: casts and transposes are layers of their own."""
 
@@ -176,38 +168,6 @@ def simulate_all(strategies: list[Strategy]) -> np.ndarray:
     return np.array(found)
 
 
-def exchange_us(cluster: Cluster, size: int, dispatch: str) -> float:
-    """Microseconds in which weights of `size` bytes reach all devices, and their gradients are summed, as lowered.
-
-    The weights are as many tensors on each device, alike; nothing is computed.
-    """
-    devices, ops, placed = cluster.num_devices, list[dict[str, Any]](), list[int]()
-    weights = range(TENSORS * devices)
-
-    def add(name: str, device: int, record: dict[str, Any]) -> None:
-        ops.append({"name": name, "time_us": {"*": 0.0}, **record})
-        placed.append(device)
-
-    outputs = [size // len(weights)]
-    for weight in weights:
-        add(f"w{weight}", weight % devices, {"type": "parameter", "outputs": outputs, "pass": "forward"})
-    for device in range(devices):
-        read = {"inputs": [(f"w{weight}", 0) for weight in weights], "outputs": [0], "micro_batch": device}
-        add(f"f {device}", device, {**read, "pass": "forward"})
-        for weight in weights:
-            given = {"inputs": [(f"f {device}", 0)], "outputs": outputs, "micro_batch": device, "pass": "backward"}
-            add(f"b{weight} {device}", device, given)
-    for weight in weights:
-        total, labels = (f"b{weight} 0", 0), {"pass": "backward", "gradient_of": f"w{weight}"}
-        for device in range(1, devices):
-            summed = {"type": "aten.add", "inputs": [total, (f"b{weight} {device}", 0)], "outputs": outputs}
-            add(f"a{weight} {device}", weight % devices, {**summed, **labels})
-            total = f"a{weight} {device}", 0
-        add(f"g{weight}", weight % devices, {"type": GRADIENT, "inputs": [total], "outputs": [0], **labels})
-    problem = PlacementProblem(ComputationGraph.from_ops("exchange", ops), cluster, dispatch=dispatch)
-    return simulate(problem, np.array(placed)).makespan_us
-
-
 @dataclass(frozen=True)
 class OutsideAmp:
     """Read, simulate, compare."""
@@ -250,19 +210,7 @@ def main(config: OutsideAmp) -> None:
     ]
     print(f"{markdown([head, *rows])}\n")
     print(f"The fastest of these {len(strategies)} took {measured.min():.2f} s. AMP's own numbers here are those of")
-    print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.\n")
-    replicas = next(strategy for strategy in strategies if strategy.stages == 1)
-    graph = captured(replicas.micro_batch)
-    size = int(step_of(replicas, graph, machines()).parameter_bytes.sum())
-    head = ["ms to exchange all weights and gradients", "round a ring", *DISPATCHES]
-    rows = []
-    for hosts in (1, 2, HOSTS):
-        cluster = machines(hosts)
-        ring_us = best_ring(PlacementProblem(graph, cluster), size)[1]
-        spans = [ring_us, *(exchange_us(cluster, size, dispatch) for dispatch in DISPATCHES)]
-        rows.append([f"{hosts} x 4 GPUs", *(f"{span / 1e3:.0f}" for span in spans)])
-    print(f"{markdown([head, *rows])}\n")
-    print(f"{size / 1e9:.2f} GB; beside the ring, the simulator's own sums and copies under orders of dispatch.")
+    print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.")
 
 
 if __name__ == "__main__":

@@ -352,7 +352,6 @@ MODELS: dict[str, Callable[[int], TrainingStep]] = {
     "squad_large": partial(answering, LARGE),
     "squad_base": partial(answering, BASE),
     "bertpre_T128": lambda batch: bert_step(BertNetwork(24, 1024, 128, batch)),
-    "bertpre_T512": lambda batch: bert_step(BertNetwork(24, 1024, 512, batch)),
     "lm": word_lstm,
 }
 """By the name in the table of steps: a step of it at a batch size."""

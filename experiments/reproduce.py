@@ -27,7 +27,7 @@ from experiments.tables import markdown
 
 MINUTES = {
     "architectures": 10,
-    "constructive": 45, "cost_models": 15, "demo": 6, "equal_budgets_targets": 60,
+    "constructive": 45, "cost_models": 5, "demo": 6, "equal_budgets_targets": 60,
     "fidelity_micro_batches": 9, "fuzz": 7, "headline": 75, "held_out_steps": 2,
     "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_sailor": 1, "paper_learning": 400,
     "peers": 7, "torch_plans": 3,

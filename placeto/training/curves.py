@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,19 +18,20 @@ from torch.utils.tensorboard.summary import hparams
 from placeto.errors import TrainingError
 from placeto.formats.gantt import missing_letters_are_boxes
 from placeto.training.checkpoint import FILE_NAME
-from placeto.training.tags import meaning, tags_table
+from placeto.training.tags import tags_table
 
 BY_PLACEMENTS = "by-placements"
 """Folder within a run's folder, with the same curves against the number of placements simulated."""
 OF_PLACEMENTS = "x-placements/"
 """How the tags of these curves begin, so that tensorboard shows them in groups of their own, behind the others."""
+_EVENTS = "events.out.tfevents."  # how names of event files begin
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, quota or file size
 
 
 class Curves:
     """Writes numbers, pictures and settings of a run as tensorboard events. A context manager.
 
-    All methods raise a `TrainingError` once the files can't be written, and a ValueError if a tag isn't in `TAGS`.
+    All methods raise a `TrainingError` once the files can't be written. Tags are those of `TAGS`.
 
     Args:
         out: the run's folder. None = nothing is written.
@@ -53,6 +55,7 @@ class Curves:
         try:
             with self._written() as writers:
                 for folder, step in zip(self._folders, self._first, strict=False):
+                    _sort_before_new_files(folder)
                     writers.append(SummaryWriter(str(folder), purge_step=step))
         except BaseException:
             threading.excepthook = self._hook
@@ -72,8 +75,6 @@ class Curves:
 
     def numbers(self, values: Mapping[str, float], step: int, placements: int = 0) -> None:
         """Add a point to each curve, by tag: at a step, and in `BY_PLACEMENTS` at a number of placements simulated."""
-        for tag in values:
-            meaning(tag)
         with self._written() as writers:
             for writer, x, group in zip(writers, (step, placements), ("", OF_PLACEMENTS), strict=False):
                 for tag, value in values.items():
@@ -81,14 +82,12 @@ class Curves:
 
     def distribution(self, tag: str, values: np.ndarray, step: int) -> None:
         """Add a histogram of values at a step."""
-        meaning(tag)
         with self._written() as writers:
             for writer in writers[:1]:
                 writer.add_histogram(tag, values, step)
 
     def picture(self, tag: str, figure: Figure, step: int) -> None:
         """Add a picture at a step."""
-        meaning(tag)
         with self._written() as writers, missing_letters_are_boxes():
             for writer in writers[:1]:
                 writer.add_figure(tag, figure, step)
@@ -125,3 +124,15 @@ class Curves:
         """Print no traceback of an OSError in tensorboard's thread: the next call of a writer raises it again."""
         if not isinstance(arguments.exc_value, OSError):
             self._hook(arguments)
+
+
+def _sort_before_new_files(folder: Path) -> None:
+    """Rename all event files if the name of one would sort after that of a new one, as when a clock was set back.
+
+    Tensorboard reads files in the order of their names, which have the second in which they were made.
+    """
+    files = sorted(folder.glob(f"{_EVENTS}*"))
+    if files and files[-1].name >= f"{_EVENTS}{int(time.time()):010d}":
+        for number, path in enumerate(files):
+            rest = path.name.removeprefix(_EVENTS).partition(".")[2]
+            path.rename(folder / f"{_EVENTS}{number:010d}.{rest}")

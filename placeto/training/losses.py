@@ -50,20 +50,17 @@ def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
     return returns
 
 
-def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
+def replica_advantages(returns: Tensor, graph: Tensor) -> Tensor:
     """Subtract from each return the mean return at the same step of the episodes with the same graph and start.
 
     Args:
         returns: (T, B).
-        graph: (B,) int64 in 0..graphs-1, equal for episodes with the same graph and start.
-        graphs: number of different values in `graph`.
+        graph: (B,) int64, small numbers, equal for episodes with the same graph and start.
 
     Returns:
         (T, B) advantages.
     """
-    count = torch.bincount(graph, minlength=graphs).clamp(min=1).to(returns.dtype)
-    total = returns.new_zeros(returns.shape[0], graphs).index_add_(1, graph, returns)
-    return returns - (total / count)[:, graph]
+    return returns - scatter(returns, graph, dim=1, reduce="mean")[:, graph]
 
 
 def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:

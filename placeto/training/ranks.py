@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -171,11 +170,6 @@ class Ranks:
 
 ALONE = Ranks()
 """A single process."""
-
-
-def concatenate(arrays: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
-    """Join the parts of an array that the ranks have."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
 def _brief(problem: Exception) -> str:

@@ -71,8 +71,6 @@ TAGS: Mapping[str, str] = {
 }
 """Tag -> what it shows, with its unit. `<graph>` stands for the name of a validation graph."""
 
-_OF_GRAPH = "validation/end/<graph>"
-
 
 def of_graph(name: str) -> str:
     """Return the tag of the curve of one validation graph, by the graph's name.
@@ -80,19 +78,7 @@ def of_graph(name: str) -> str:
     >>> of_graph("nmt:validation:0")
     'validation/end/nmt:validation:0'
     """
-    return _OF_GRAPH.replace("<graph>", name)
-
-
-def meaning(tag: str) -> str:
-    """Return what a tag shows.
-
-    Raises:
-        ValueError: the tag isn't in `TAGS`.
-    """
-    known = _OF_GRAPH if tag.startswith(of_graph("")) else tag
-    if known not in TAGS:
-        raise ValueError(f"tag {tag!r} has no meaning yet: add it to TAGS in placeto/training/tags.py, with its unit")
-    return TAGS[known]
+    return f"validation/end/{name}"
 
 
 def tags_table() -> str:

@@ -92,8 +92,7 @@ def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray) -> A
     """
     rewards = find_reward(config.reward)(makespan)
     returns = discounted_returns(rewards, config.discount)
-    which, replica = np.unique(graph, return_inverse=True)
-    advantage = replica_advantages(returns, torch.from_numpy(replica), len(which))
+    advantage = replica_advantages(returns, torch.from_numpy(graph))
     return Advantages(rewards, returns, returns - advantage, advantage)
 
 

@@ -3,22 +3,12 @@
 import numpy as np
 import pytest
 
-from experiments.outside_amp import OutsideAmp, exchange_us, machines, read_strategies, simulate_all
-from placeto.problem.costs.collectives import SHARE
-from placeto.simulator.tool_steps.data_parallel import best_ring
-from tests.cases import problem_of
+from experiments.outside_amp import OutsideAmp, read_strategies, simulate_all
 
 DATA = OutsideAmp().data
 needs_data = pytest.mark.skipif(
     not (DATA / "measured_parallel_steps.csv").exists(), reason="the measured steps aren't here"
 )
-
-
-def test_an_exchange_within_a_host_sends_as_many_bytes_as_a_ring() -> None:
-    size = 160_000_000
-    problem = problem_of([{"name": "a"}], machines(1))
-    ring_us = SHARE * best_ring(problem, size)[1]  # over all of a link
-    assert exchange_us(machines(1), size, "list") == pytest.approx(ring_us, rel=0.05)
 
 
 @needs_data

@@ -42,12 +42,16 @@ def test_settings_are_in_the_same_file_as_the_curves(tmp_path: Path) -> None:
     assert "hparams" in read(tmp_path).summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
 
 
-def test_points_beyond_the_checkpoint_are_hidden_when_a_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["same second", "clock set back"])
+def test_points_beyond_the_checkpoint_are_hidden_when_a_run_goes_on(tmp_path: Path, ahead: bool) -> None:
     tags = "makespan/best", of_graph("a")
     with Curves(str(tmp_path), by_placements=True) as curves:
         for step in range(1, 6):
             curves.numbers(dict.fromkeys(tags, 0.5), step, 10 * step)
             curves.distribution("validation/end_distribution", np.full(2, 0.5), step)
+    if ahead:  # by ten digits, as the clock of another machine
+        for file in tmp_path.rglob("events*"):
+            file.rename(file.with_name(file.name.replace("tfevents.1", "tfevents.9")))
     with Curves(str(tmp_path), by_placements=True, resumed=(3, 30)) as curves:
         for step in (4, 5):
             curves.numbers(dict.fromkeys(tags, 0.25), step, 11 * step)

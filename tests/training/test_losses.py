@@ -24,7 +24,7 @@ def test_discounted_returns_closed_form():
 
 def test_replica_advantages_have_zero_mean_within_each_graph():
     returns = torch.tensor([[1.0, 3.0, 10.0, 14.0]])
-    advantages = replica_advantages(returns, torch.tensor([0, 0, 1, 1]), 2)
+    advantages = replica_advantages(returns, torch.tensor([0, 0, 1, 1]))
     torch.testing.assert_close(advantages, torch.tensor([[-1.0, 1.0, -2.0, 2.0]]))
 
 
@@ -58,7 +58,7 @@ def test_rounding_errors_are_no_advantages():
     for value in (0.7071, -1.3, 9.9):
         returns = torch.full((3, 14), value)
         group = torch.arange(14) % 2
-        assert not normalise(replica_advantages(returns, group, 2)).any()
+        assert not normalise(replica_advantages(returns, group)).any()
     assert not normalise(torch.tensor([6e-8, -6e-8, 6e-8])).any()
     assert normalise(torch.tensor([6e-8, 6e-8, 1e-3])).any()
 

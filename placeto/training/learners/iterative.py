@@ -46,7 +46,6 @@ from placeto.training.learners.learner import (
 )
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
-from placeto.training.ranks import concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, random_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
@@ -177,11 +176,11 @@ class IterativeLearner:
         end, instances = episodes.end, self.family.batch.instances
         met = (end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations)
         indices, scores, placements, makespans, simulations = zip(*self.ranks.gather(met), strict=True)
-        for index, score, row in zip(*map(concatenate, (indices, scores, placements)), strict=True):
+        for index, score, row in zip(*map(np.concatenate, (indices, scores, placements)), strict=True):
             groups = instances[index].groups
             state.keep(index, score, expand(groups, row[: groups.num_groups]))
         state.simulations += sum(simulations)
-        return torch.from_numpy(concatenate(makespans, 1))
+        return torch.from_numpy(np.concatenate(makespans, 1))
 
     def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
         """Update the policy by PPO, and return the numbers to log.

@@ -42,7 +42,7 @@ from placeto.training.learners.learner import (
     set_learning_rate,
 )
 from placeto.training.losses import Advantages, normalise
-from placeto.training.ranks import ALONE, Ranks, concatenate
+from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import Scored, policy_update
 
@@ -273,7 +273,7 @@ class OneShotLearner:
         for b in range(count):
             fields = zip(*(part for of_rank, _ in received for block, part in of_rank if block == b), strict=True)
             samples.append(Sample(*(torch.cat(pieces).to(device) for pieces in fields)))
-        return samples, concatenate([scores for _, scores in received])
+        return samples, np.concatenate([scores for _, scores in received])
 
 
 def _policy(state: TrainState) -> OneShotPolicy:

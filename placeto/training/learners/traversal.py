@@ -34,7 +34,6 @@ from placeto.training.learners.learner import (
     set_learning_rate,
 )
 from placeto.training.losses import Advantages, discounted_returns, step_baseline
-from placeto.training.ranks import concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import gradient_step
 
@@ -128,7 +127,7 @@ class TraversalLearner:
         for score, placement in zip(scores, placements, strict=True):
             state.keep(index, score, expand(self.walks[index][0].instance.groups, placement))
         state.simulations += sum(simulated)
-        return torch.from_numpy(concatenate(makespans, 1))
+        return torch.from_numpy(np.concatenate(makespans, 1))
 
 
 def advantages(
