@@ -20,7 +20,7 @@ from placeto.plumbing.terminal import printable
 from placeto.policies.external import AnyPolicy, find_policy, policy_names
 from placeto.policies.weights import SUFFIX, load_weights, save_weights
 from placeto.pretrained import pretrained_path
-from placeto.problem.checks import Index, OpenRecord, Text, checked
+from placeto.problem.checks import Index, Number, OpenRecord, Text, checked
 from placeto.problem.files import atomic_write
 from placeto.problem.messages import quote, within
 
@@ -47,7 +47,7 @@ _Weights = Annotated[dict[Text, Any], AfterValidator(_finite)]
 
 
 class Checkpoint(OpenRecord, total=False):
-    """What is read from checkpoints without going on with their runs; `TrainState.saved` says what else there is."""
+    """Values of checkpoints; `TrainState.restore` compares the others with those of a fresh state."""
 
     placer: Text
     config: dict[Text, Any]
@@ -57,6 +57,12 @@ class Checkpoint(OpenRecord, total=False):
     optimizer: _Weights
     devices: Index
     graphs: dict[Text, dict[Text, Text]]
+    iteration: Index
+    simulations: Index
+    elapsed: Number
+    history: dict[Index, Any]
+    improvements: dict[Index, list[tuple[Index, Number, Number]]]
+    controls: dict[Text, Number]
 
 
 def checkpoint_path(path: str | Path) -> Path:

@@ -11,7 +11,6 @@ from experiments.outside_pipedream import (
     PipeDream,
     Plan,
     Profile,
-    all_sets,
     best_plan,
     cost_us,
     in_micro_batches,
@@ -47,7 +46,6 @@ def profile(tmp_path: Path) -> Profile:
 def test_a_chain_is_cut_and_replicated_by_the_definition(profile: Profile) -> None:
     assert profile.names == ("node2", "node3", "node4")
     assert len(its_sets(profile)) == 3
-    assert len(all_sets(profile)) == 4
     # of 9 ms two replicas of 9 ms / 2 + 1 ms for 4 x 1/2 x 5 MB over 10 GB/s, / 2; the parameters of node4 stay alone
     plan = best_plan(profile, its_sets(profile), 3, 1e10)
     assert (plan.words(), plan.devices()) == ("2 x 2 + 1 x 1", ((0, 1), (2,)))
@@ -68,13 +66,12 @@ def test_a_step_in_micro_batches_sums_gradients_on_the_replicas(profile: Profile
 
 
 @shared
-def test_its_plans_are_found_again_and_ours_are_no_worse() -> None:
+def test_its_plans_are_found_again() -> None:
     rows = json.loads((DATA / "parallel" / "golden.json").read_text())["pipedream_plans"]["rows"]
     for row in rows:
         found = Profile.of(load(DATA / "pipedream" / f"{row['graph']}.graph.txt"))
-        its, ours = (best_plan(found, of(found), 4, 1e10) for of in (its_sets, all_sets))
+        its = best_plan(found, its_sets(found), 4, 1e10)
         assert cost_us(found, its, 1e10) / 1e3 == pytest.approx(row["stage_ms"], abs=0.005)
-        assert cost_us(found, ours, 1e10) <= cost_us(found, its, 1e10) * (1 + 1e-12)
 
 
 @shared

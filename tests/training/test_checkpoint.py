@@ -121,9 +121,13 @@ def nested(depth: int) -> list[object]:
     ("changes", "says"),
     [
         ({"placer": nested(60)}, "'placer' holds too many values, or too deep ones"),
-        ({"history": nested(60)}, "'history' holds too many values, or too deep ones"),
-        ({"history": nested(14)}, None),
-        ({"history": [nested(14)] * 99}, "'history' holds too many values"),
+        ({"more": nested(60)}, "'more' holds too many values, or too deep ones"),
+        ({"more": nested(14)}, None),
+        ({"more": [nested(14)] * 99}, "'more' holds too many values"),
+        ({"history": 4}, "history must be an object, not 4"),
+        ({"controls": {"validation": "a"}}, "controls.validation must be a"),
+        ({"improvements": {0: 3}}, "improvements"),
+        ({"simulations": 10**30, "iteration": "1", "elapsed": None}, "simulations must be"),
         ({"placer": 3}, "placer must be a string, not 3"),
         ({"parameters": [1]}, r"parameters must be an object, not \[1\]"),
         ({"graphs": {"training": [1]}}, r"graphs.training must be an object, not \[1\]"),
@@ -132,7 +136,7 @@ def nested(depth: int) -> list[object]:
         ({"optimizer": {"state": [{"step": np.nan}]}}, "optimizer holds a NaN or an infinite number"),
         ({"elite_score": torch.tensor([np.inf]), "best_validation": np.inf}, None),  # nothing was met so far
     ],
-    ids=range(11),
+    ids=range(15),
 )
 def test_what_a_checkpoint_cannot_hold(tmp_path: Path, changes: dict[str, object], says: str | None) -> None:
     save_checkpoint({**STATE, **changes}, tmp_path / "checkpoint.pt")
@@ -173,7 +177,7 @@ def test_kinds_of_values_that_checkpoints_never_have(tmp_path: Path, make: Calla
 
 
 def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
-    save_checkpoint({**STATE, "history": torch.zeros(100_000)}, tmp_path / "plain.pt")
+    save_checkpoint({**STATE, "more": torch.zeros(100_000)}, tmp_path / "plain.pt")
     with ZipFile(tmp_path / "plain.pt") as plain, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))

@@ -72,14 +72,12 @@ def test_numbers_that_are_not_finite_stop_the_run(finished, tmp_path):
         lambda saved: saved.update(elite=saved["elite"].float()),
         lambda saved: saved.update(elite_score=saved["elite_score"].float()),
         lambda saved: saved.update(average={"weight": torch.zeros(1)}),
-        lambda saved: saved.update(iteration="1"),
-        lambda saved: saved.update(elapsed=None),
         lambda saved: saved.update(best_validation=[]),
         lambda saved: saved["optimizer"]["state"][0].update(exp_avg=torch.zeros(2)),
         lambda saved: saved["optimizer"]["state"][0].pop("step"),
         lambda saved: saved["random"]["generators"][1].update(state={"array": ["x"], "dtype": "U1000000000"}),
     ],
-    ids=range(17),
+    ids=range(15),
 )
 def test_a_checkpoint_with_something_of_another_kind_is_not_resumed(finished, tmp_path, change):
     saved = load_checkpoint(finished)
