@@ -171,7 +171,7 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
         ),
         ({"simulations": -1}, PlacerError, "simulations must be >= 0, not -1"),
         ({"seed": 2**63, "seconds": 0}, PlacerError, "seconds must be > 0, not 0; seed must be <= 92233"),
-        ({"simulations": 10**400}, PlacerError, "simulations must be <= .*, not an integer of 1329 bits"),
+        ({"simulations": 10**400}, PlacerError, "simulations must be <= .*, not 10000"),
         ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),
         ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
         ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),

@@ -49,16 +49,11 @@ def whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-def _finite(value: Any) -> Any:
-    """Make infinities of integers that exceed all floats, of which pydantic would say that they are no numbers."""
-    return float("inf") if type(value) is int and abs(value) > 2**1023 else value
-
-
 Text = Annotated[str, Field(strict=True, min_length=0)]  # the length makes pydantic refuse halves of surrogate pairs
 Name = Annotated[str, Field(strict=True, min_length=1)]
 Flag = Annotated[bool, Field(strict=True)]
-Number = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False), BeforeValidator(_finite)]
-Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False), BeforeValidator(_finite)]
+Number = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
 Index = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 Count = Annotated[int, Field(strict=True, ge=1, le=INT64_MAX)]
 Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX), BeforeValidator(whole)]

@@ -5,73 +5,38 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from placeto.problem.files import atomic_write
-from placeto.problem.messages import LONGEST_INTEGER, quote
+from placeto.problem.messages import quote
 
 MOST_BYTES = 128 * 2**20
 """Largest size of a file, unpacked.
 
 A graph of 100,000 ops takes 20 to 30 MB.
 """
-MOST_NESTED = 32
-"""How deep lists and objects may be nested; no format nests more than six."""
-MOST_VALUES = 4_000_000
-"""Most keys and values in all lists and objects. A graph of 100,000 ops has 2 to 3 million; each takes up to 130 bytes.
-"""
-# A string, even without a closing quote; possessive, so that matching takes linear time.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_BLOCK = 2**20  # bytes that are looked at together
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-_COUNTED = np.zeros(256, bool)
-_COUNTED[list(b"[{:,")] = True
 
 
 def read_json(path: str | Path, error: type[ValueError]) -> Any:
-    """Parse a JSON file, gzip-compressed where the name ends in ``.gz``.
-
-    NaN and infinities are read as Python does; integers of more than 40 digits become floats.
+    """Parse a JSON file, gzip-compressed where the name ends in ``.gz``; NaN and infinities are read as Python does.
 
     Raises:
-        error: the content is no JSON, has a key twice in one object, or exceeds `MOST_BYTES`, `MOST_NESTED` or
-            `MOST_VALUES`; the message names the file.
+        error: the content is no JSON, has a key twice in one object, or exceeds `MOST_BYTES`; the message names the
+            file.
         OSError: the file can't be read.
     """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            raise error(f"{path}: {quote(key)} stands in one object twice")
-        return members
-
     data = read_bytes(path, error)
     if not data.strip():
         raise error(f"{path}: not valid JSON: the file is empty")
-    quotes = data.count(b'"') - data.count(b'\\"')  # one or two a string
-    nested, values = _content(data) if quotes <= 2 * MOST_VALUES else (0, quotes // 2)
-    if nested > MOST_NESTED:
-        raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
-    if values > MOST_VALUES:
-        raise error(f"{path}: more than {MOST_VALUES} keys and values, the most that are read")
-    if len(data) * _width(data) > MOST_BYTES:
-        raise error(f"{path}: so long a file must be ASCII: write other characters as \\u and their number")
     try:
-        text = data.decode(json.detect_encoding(data))
-        del data
-        return json.loads(text, parse_int=_integer, object_pairs_hook=once)
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        return json.loads(data.decode(json.detect_encoding(data)), object_pairs_hook=_once)
+    except RecursionError:
+        raise error(f"{path}: lists and objects are nested too deep") from None
+    except ValueError as problem:
         raise error(f"{path}: not valid JSON: {problem}") from None
-    except RecursionError:  # of UTF-16 and UTF-32, in which the bytes of quotes stand in other characters
-        raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep") from None
 
 
 def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
@@ -121,22 +86,9 @@ def write_json(document: Any, path: str | Path) -> None:
         temporary.write_bytes(gzip.compress(data, mtime=0) if packed else data)
 
 
-def _content(data: bytes) -> tuple[int, int]:
-    """Return how deep lists and objects are nested, and how many keys and values they have, at most."""
-    bare, nested, deepest, values = np.frombuffer(_STRING.sub(b"", data), np.uint8), 0, 0, 0
-    for start in range(0, len(bare), _BLOCK):
-        block = bare[start : start + _BLOCK]
-        depths = nested + np.cumsum(_STEPS[block], dtype=np.int32)
-        nested, deepest = int(depths[-1]), max(deepest, int(depths.max()))
-        values += int(np.count_nonzero(_COUNTED[block]))
-    return deepest, values
-
-
-def _width(data: bytes) -> int:
-    """Return the most bytes that a character of a text in UTF-8 takes in a string of Python."""
-    most = int(np.frombuffer(data, np.uint8).max())
-    return 4 if most >= 0xF0 else 2 if most >= 0xC4 else 1
-
-
-def _integer(digits: str) -> float:
-    return int(digits) if len(digits) <= LONGEST_INTEGER else float(digits)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"{quote(key)} stands in one object twice")
+    return members

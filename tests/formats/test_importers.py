@@ -126,9 +126,9 @@ BAD: dict[str, list[tuple[list[str], str]]] = {
         (workload(e_destId=99), "edge 7 -> 99: 99 is the id of no node"),
         (workload(e_sourceId=4, e_destId=7), "cycle"),
         (workload(n_supportedOnFpga="no"), r"nodes\['embed'\]\.supportedOnFpga must be 0, 1, True or False, not 'no'"),
-        (workload(n_size=1e300), r"ops\['embed'\]\.param_bytes must be <= 9223372036854775807, not an integer of 997"),
+        (workload(n_size=1e300), r"ops\['embed'\]\.param_bytes must be <= 9223372036854775807, not 1000"),
         (workload(n_cpuLatency=1e308), r"ops\['embed'\]\.time_us\.cpu must be a finite number, not inf"),
-        (workload(e_size=1e300), "edge 7 -> 3: size must be <= 9223372036854775807, not an integer of 997 bits"),
+        (workload(e_size=1e300), "edge 7 -> 3: size must be <= 9223372036854775807, not 1000"),
     ],
 }
 

@@ -1,6 +1,4 @@
 import gzip
-import json
-import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from placeto.problem import json_files
-from placeto.problem.json_files import MOST_NESTED, MOST_VALUES, read_bytes, read_json, write_json
+from placeto.problem.json_files import read_bytes, read_json, write_json
 
 
 class OwnError(ValueError):
@@ -21,7 +19,8 @@ class OwnError(ValueError):
     [
         "[" * 100_000 + "]" * 100_000,
         "[" * 100_000,
-        '{"a":' * (MOST_NESTED + 1) + "1" + "}" * (MOST_NESTED + 1),
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        f"[{'9' * 5000}]",
         '"' + "\\\\" * 50_000,
         '"\\"' * 30_000,
         '{"a": 1,}',
@@ -33,7 +32,7 @@ class OwnError(ValueError):
 def test_what_is_no_json_is_refused_by_name(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(OwnError, match=r"bad\.json: (not valid JSON|lists and objects are nested more than 32 deep)"):
+    with pytest.raises(OwnError, match=r"bad\.json: (not valid JSON|lists and objects are nested too deep)"):
         read_json(path, OwnError)
 
 
@@ -41,25 +40,8 @@ def test_keys_that_stand_twice_are_refused(tmp_path: Path) -> None:
     """Of an op with two devices only the second was read."""
     path = tmp_path / "placement.json"
     path.write_text('{"placement": {"a": "gpu:0", "b": "gpu:0", "a": "gpu:1"}}')
-    with pytest.raises(OwnError, match=r"placement\.json: 'a' stands in one object twice"):
+    with pytest.raises(OwnError, match=r"placement\.json: not valid JSON: 'a' stands in one object twice"):
         read_json(path, OwnError)
-
-
-def test_brackets_in_strings_are_not_nesting(tmp_path: Path) -> None:
-    path = tmp_path / "good.json"
-    document = {
-        '"[\\"': "[" * 1000,
-        "{\\": ['\\"[['],
-        "deep": json.loads("[" * (MOST_NESTED - 1) + "]" * (MOST_NESTED - 1)),
-    }
-    write_json(document, path)
-    assert read_json(path, OwnError) == document
-
-
-def test_integers_beyond_all_limits_become_floats(tmp_path: Path) -> None:
-    path = tmp_path / "long.json"
-    path.write_text(f"[{'9' * 400}, -{'9' * 5000}, {'1' * 40}, {'1' * 41}]")
-    assert read_json(path, OwnError) == [float("inf"), float("-inf"), int("1" * 40), float("1" * 41)]
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -74,50 +56,6 @@ def test_damaged_gzip_files_are_refused_or_whole(tmp_path: Path, cut: int, bit: 
         path.write_bytes(damaged)
         with suppress(OwnError):
             assert read_json(path, OwnError) == document  # bits of the header, such as the date, don't matter
-
-
-@pytest.mark.parametrize(
-    ("begin", "repeated", "end"),
-    [
-        ("[", "0,", "0]"),
-        ("[", "[],", "0]"),
-        ("[", '{"a":1},', "0]"),
-        ("[", '"ab",', "0]"),
-        ("[", '"\\\\",', "0]"),
-        ("", "[[[[]]]],", "0"),
-    ],
-    ids=range(6),
-)
-def test_too_many_values_are_refused_before_they_take_memory(
-    tmp_path: Path, begin: str, repeated: str, end: str
-) -> None:
-    path, longest = tmp_path / "many.json.gz", 64 * 2**20
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(begin.encode() + repeated.encode() * (longest // len(repeated)) + end.encode())
-    tracemalloc.start()
-    try:
-        with pytest.raises(OwnError, match=r"many\.json\.gz: more than 4000000 keys and values"):
-            read_json(path, OwnError)
-        assert tracemalloc.get_traced_memory()[1] < 6 * longest
-    finally:
-        tracemalloc.stop()
-
-
-def test_values_up_to_the_limit_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "most.json"
-    path.write_text(f"[{'0,' * (MOST_VALUES - 2)}0]")
-    assert len(read_json(path, OwnError)) == MOST_VALUES - 1
-
-
-def test_long_files_are_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One wide character makes all of a string of Python wide."""
-    monkeypatch.setattr(json_files, "MOST_BYTES", 100)
-    path = tmp_path / "wide.json"
-    path.write_text(f'["\U0001f600{"a" * 15}"]')
-    assert len(read_json(path, OwnError)[0]) == 16
-    path.write_text(f'["\U0001f600{"a" * 25}"]')
-    with pytest.raises(OwnError, match=r"wide\.json: so long a file must be ASCII"):
-        read_json(path, OwnError)
 
 
 def test_unpacking_is_bounded(tmp_path: Path) -> None:

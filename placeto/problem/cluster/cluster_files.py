@@ -41,6 +41,8 @@ SharedLinkRecord = record_type(
     {"latency_us": Annotated[Number, Field(description="is added to the latency of the pairs. Default: 0")]},
 )
 TopologyRecord = record_of(Topology)
+_Entry = Annotated[float, Field(strict=True, allow_inf_nan=True)]
+_Matrix = _Entry | list[list[_Entry | None]]
 
 
 class ClusterRecord(LinkFields, total=False):
@@ -51,10 +53,10 @@ class ClusterRecord(LinkFields, total=False):
     """At least one device."""
     topology: TopologyRecord  # type: ignore[valid-type]
     """Hosts and islands, in place of `bandwidth` and `latency_us`. Default: `bandwidth` must be given"""
-    bandwidth: Any
+    bandwidth: _Matrix
     """Bytes/s: a D x D matrix for D devices, from row to column, or one number for all pairs; the diagonal is ignored.
     Default: `topology` must be given"""
-    latency_us: Any  # a D x D matrix, or one number. Default: 0
+    latency_us: _Matrix  # a D x D matrix, or one number. Default: 0
     shared_links: list[SharedLinkRecord]  # type: ignore[valid-type]
     """Links that several pairs of devices share, such as network cards; not with free links or broadcasts.
     Default: `[]`"""
@@ -177,7 +179,9 @@ def _from_document(document: Any, default_name: str) -> Cluster:
                 raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
         cluster = Cluster.from_topology(name, devices, Topology(**values["topology"]), **links)
     else:
-        bandwidth, latency_us = _links(values, len(devices))
+        if "bandwidth" not in values:
+            raise ClusterError("bandwidth is missing (or topology in its place)")
+        bandwidth, latency_us = (_matrix(values.get(key, 0.0), key, len(devices)) for key in _MATRICES)
         shared = _shared_links(values.get("shared_links", ()), devices, latency_us)
         matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values.get("hosts", ()))
         cluster = Cluster(name, devices, *matrices, **links, shared_links=shared, hosts=hosts)
@@ -215,14 +219,6 @@ def _devices(records: list[Any], document: list[Any]) -> tuple[Device, ...]:
     return tuple(devices)
 
 
-def _links(values: Mapping[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bandwidth in bytes/s and the latency in microseconds of a file, each (D, D)."""
-    if "bandwidth" not in values:
-        raise ClusterError("bandwidth is missing (or topology in its place)")
-    latency_us = _matrix(values.get("latency_us", 0.0), "latency_us", size)
-    return _matrix(values["bandwidth"], "bandwidth", size), latency_us
-
-
 def _shared_links(
     records: Sequence[Any], devices: tuple[Device, ...], latency_us: np.ndarray
 ) -> tuple[SharedLink, ...]:
@@ -238,17 +234,7 @@ def _shared_links(
 
 
 def _matrix(value: Any, key: str, size: int) -> np.ndarray:
-    """(D, D) float64 from nested lists, or from one number for all pairs; the diagonal of lists is ignored."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return np.full((size, size), float(value))
-    if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):
+    """(D, D) float64 from nested lists, or from one number for all pairs."""
+    if isinstance(value, list) and [*map(len, value)] != [size] * size:
         raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, or one number")
-    if len(value) != size:
-        raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device: it has {len(value)} rows")
-    matrix = np.zeros((size, size))
-    for src, row in enumerate(value):
-        for dst, item in enumerate(row):
-            if src != dst and (isinstance(item, bool) or not isinstance(item, int | float)):
-                raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {quote(item)}")
-            matrix[src, dst] = 0.0 if src == dst else float(item)
-    return matrix
+    return np.broadcast_to(np.array(value, np.float64), (size, size)).copy()

@@ -5,31 +5,23 @@ Legend: D devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from placeto.problem.cluster.boards import (
-    A10,
-    A100,
-    A100_40GB,
-    B200,
     CPU,
     CPU_CORE,
     CPU_LAPTOP,
     CPU_M2_ULTRA,
     H100,
-    H200,
     K80,
-    L4,
     M2_ULTRA,
-    P40,
+    NVIDIA,
     P100,
     RTX3090,
-    RTX4090,
-    T4,
     V100,
 )
 from placeto.problem.cluster.cluster import Cluster, Device
@@ -42,6 +34,16 @@ SOCKETS = 9e9  # PCIe 3.0 between two sockets, through their QPI link and host m
 NVLINK2 = 24e9  # one NVLink 2.0 link, one direction (25e9 on paper)
 LATENCY_US, PCIE_LATENCY_US, SOCKETS_LATENCY_US = 10.0, 15.0, 20.0
 
+MOST = 8
+"""Most boards of a host."""
+_DESKTOP = PCIE4 / 2, SOCKETS_LATENCY_US  # two slots share 16 lanes, and drivers of these boards copy through the host
+SLOTS = {
+    **dict.fromkeys(("p100", "p40", "v100", "t4"), (PCIE3, PCIE_LATENCY_US)),
+    **dict.fromkeys(("a10", "a100", "a100-40gb", "l4"), (PCIE4, PCIE_LATENCY_US)),
+    **dict.fromkeys(("rtx3090", "rtx4090"), _DESKTOP),
+    **dict.fromkeys(("h100", "h200", "b200"), (PCIE5, PCIE_LATENCY_US)),
+}
+"""Kind of boards -> bytes/s and microseconds of its slot."""
 # NVLink 2.0 links between the GPUs of a DGX-1 with V100 (hybrid cube mesh: six links a GPU, two quads).
 _DGX1_LINKS = np.array(
     [
@@ -55,6 +57,30 @@ _DGX1_LINKS = np.array(
         [0, 0, 0, 1, 2, 1, 2, 0],
     ]
 )
+
+
+def _equal(size: int, bandwidth: float) -> tuple[np.ndarray, np.ndarray]:
+    return np.full((size, size), bandwidth), np.full((size, size), 8.0)
+
+
+NVLINKS = {
+    # A pair of GPUs has NVLink, or PCIe and the link of the sockets.
+    "v100": (
+        np.where(_DGX1_LINKS > 0, _DGX1_LINKS * NVLINK2, SOCKETS),
+        np.where(_DGX1_LINKS > 0, LATENCY_US, SOCKETS_LATENCY_US),
+    ),
+    # HGX A100, 4 GPUs: four NVLink 3.0 links between each two, 100e9 bytes/s one way on paper.
+    "a100": _equal(4, 92e9),
+    # HGX H100, 8 GPUs: all of a GPU's 450e9 bytes/s (one way, on paper) through the NVSwitch to any other.
+    "h100": _equal(8, 380e9),
+    "h200": _equal(8, 380e9),
+    # DGX A100 with 40 GB: 300e9 bytes/s one way through the NVSwitch on paper; its share as for the H100.
+    "a100-40gb": _equal(8, 253e9),
+    # NVLink 5: 900e9 bytes/s one way on paper; its share as for the H100.
+    "b200": _equal(8, 760e9),
+}
+"""Kind of boards -> bytes/s and microseconds between two boards of a host, each for as many boards as it joins."""
+_EACH_PAIR = "v100", "a100"  # kinds of which each pair of boards has links of its own
 
 
 def _cluster(
@@ -87,17 +113,23 @@ def named_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(named)
 
 
-def k80s(name: str, count: int) -> Cluster:
-    """K80s linked as in the published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
-    return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0, "fifo")
+def on_one_host(name: str, counts: Mapping[str, int]) -> Cluster:
+    """So many boards of each kind on one host, or K80s alone.
 
-
-def _dgx1(name: str, count: int) -> Cluster:
-    """The first `count` GPUs of a DGX-1: NVLink between pairs that have one, else PCIe and the link of the sockets."""
-    links = _DGX1_LINKS[:count, :count]
-    bandwidth = np.where(links > 0, links * NVLINK2, SOCKETS)
-    latency_us = np.where(links > 0, LATENCY_US, SOCKETS_LATENCY_US)
-    return _cluster(name, [V100] * count, bandwidth, latency_us, link="pair")
+    Boards of one kind have its NVLinks if there are any. Transfers between two kinds have the lower bandwidth and the
+    longer latency of the slots of both. K80s are linked as in the published Placeto simulator: 7600 bytes/us, and 25 us
+    of link time after each delivery.
+    """
+    if "k80" in counts:
+        return _cluster(name, [K80] * counts["k80"], 7.6e9, 0.0, "broadcast", "egress", 25.0, "fifo")
+    kinds = np.repeat(list(counts), list(counts.values()))
+    rates, latencies = np.array([SLOTS[kind] for kind in kinds]).T
+    bandwidth, latency_us = np.minimum.outer(rates, rates), np.maximum.outer(latencies, latencies)
+    for kind in counts.keys() & NVLINKS.keys():
+        own, first = np.ix_(kinds == kind, kinds == kind), slice(counts[kind])
+        bandwidth[own], latency_us[own] = (links[first, first] for links in NVLINKS[kind])
+    link = "pair" if len(counts) == 1 and kinds[0] in _EACH_PAIR else "egress"
+    return _cluster(name, [NVIDIA[kind] for kind in kinds], bandwidth, latency_us, link=link)
 
 
 def _mixed(name: str) -> Cluster:
@@ -129,36 +161,13 @@ def _dgx_h100(hosts: int) -> Topology:
     return Topology(((8,),) * hosts, island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
 
 
+_OF_ONE_KIND = (
+    "2xk80 4xk80 8xk80 2xp100 4xp100 8xp40 2xv100 4xv100 8xv100 4xa100 8xh100 8xa100-40gb 8xh200 8xb200 2xt4 4xt4 4xl4 "
+    "4xa10 2xrtx3090 2xrtx4090"
+)
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "2xk80": partial(k80s, "2xk80", 2),
-    "4xk80": partial(k80s, "4xk80", 4),
-    "8xk80": partial(k80s, "8xk80", 8),
-    "2xp100": partial(_cluster, "2xp100", [P100] * 2, PCIE3, PCIE_LATENCY_US),
-    "4xp100": partial(_cluster, "4xp100", [P100] * 4, PCIE3, PCIE_LATENCY_US),
-    "8xp40": partial(_cluster, "8xp40", [P40] * 8, PCIE3, PCIE_LATENCY_US),
-    "2xv100": partial(_dgx1, "2xv100", 2),
-    "4xv100": partial(_dgx1, "4xv100", 4),
-    "8xv100": partial(_dgx1, "8xv100", 8),
-    # HGX A100, 4 GPUs: four NVLink 3.0 links between each two, 100e9 bytes/s one way on paper.
-    "4xa100": partial(_cluster, "4xa100", [A100] * 4, 92e9, 8.0, link="pair"),
-    # HGX H100, 8 GPUs: all of a GPU's 450e9 bytes/s (one way, on paper) through the NVSwitch to any other.
-    "8xh100": partial(_cluster, "8xh100", [H100] * 8, 380e9, 8.0),
-    # DGX A100 with 40 GB: 300e9 bytes/s one way through the NVSwitch on paper; its share as for the H100.
-    "8xa100-40gb": partial(_cluster, "8xa100-40gb", [A100_40GB] * 8, 253e9, 8.0),
-    "8xh200": partial(_cluster, "8xh200", [H200] * 8, 380e9, 8.0),
-    # NVLink 5: 900e9 bytes/s one way on paper; its share as for the H100.
-    "8xb200": partial(_cluster, "8xb200", [B200] * 8, 760e9, 8.0),
-    # Servers' boards on PCIe alone: 3.0 x16 for the T4, 4.0 x16 for the others.
-    "2xt4": partial(_cluster, "2xt4", [T4] * 2, PCIE3, PCIE_LATENCY_US),
-    "4xt4": partial(_cluster, "4xt4", [T4] * 4, PCIE3, PCIE_LATENCY_US),
-    "4xl4": partial(_cluster, "4xl4", [L4] * 4, PCIE4, PCIE_LATENCY_US),
-    "4xa10": partial(_cluster, "4xa10", [A10] * 4, PCIE4, PCIE_LATENCY_US),
-    # Desktops: two slots share 16 lanes of PCIe 4.0, and drivers of these boards copy through the host's memory.
-    "2xrtx3090": partial(_cluster, "2xrtx3090", [RTX3090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
-    "2xrtx4090": partial(_cluster, "2xrtx4090", [RTX4090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
-    "2xrtx3090+1xrtx4090": partial(
-        _cluster, "2xrtx3090+1xrtx4090", [RTX3090] * 2 + [RTX4090], PCIE4 / 2, SOCKETS_LATENCY_US
-    ),
+    **{name: partial(on_one_host, name, {name[2:]: int(name[0])}) for name in _OF_ONE_KIND.split()},
+    "2xrtx3090+1xrtx4090": partial(on_one_host, "2xrtx3090+1xrtx4090", {"rtx3090": 2, "rtx4090": 1}),
     # A board in a box on Thunderbolt 4, which tunnels 32 Gb/s of PCIe: 4e9 bytes/s on paper.
     "cpu-laptop+1xrtx3090": partial(_cluster, "cpu-laptop+1xrtx3090", [CPU_LAPTOP, RTX3090], 2.8e9, 20.0),
     # Unified memory: a copy reads and writes it, at 800e9 bytes/s together.
