@@ -7,7 +7,7 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,16 +69,7 @@ class PlacementFile:
         Raises:
             PlacementError: the file is for another graph, leaves an op out, or names an unknown op or device.
         """
-        self._check_hash(graph)
-        self._check_ops(graph)
-        index = {name: i for i, name in enumerate(cluster.device_names)}
-        for op, device in self.placement.items():
-            if op not in graph.index:
-                raise PlacementError(f"op {quote(op)} of the placement is not in graph {quote(graph.name)}")
-            if device not in index:
-                known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
-                raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
-        return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
+        return self._numbered(graph, cluster.device_names, cluster.name)
 
     @property
     def width(self) -> int:
@@ -121,10 +112,7 @@ class PlacementFile:
                 if self.placement.get(op) != device:
                     raise PlacementError(f"op {quote(op)} in the order of {quote(device)} is placed elsewhere")
             lists.append([graph.index[op] for op in names])
-        try:
-            return order_of_lists(graph, lists)
-        except PlacementError as problem:
-            raise PlacementError(str(problem)) from None
+        return order_of_lists(graph, lists)
 
     def on(self, graph: ComputationGraph, count: int) -> tuple[np.ndarray, list[list[int]], list[str]]:
         """Return the placement on `count` devices, for callers that don't have its cluster.
@@ -150,24 +138,29 @@ class PlacementFile:
                 f"the placement is for {len(names)} devices, {listed(names)}{of_these}; {count} are given"
             )
         names = names if count == len(names) else used
-        self._check_hash(graph)
-        self._check_ops(graph)
+        placement = self._numbered(graph, names, self.cluster)
         self.op_order(graph)  # which refuses orders that contradict the graph
-        index = {name: number for number, name in enumerate(names)}
-        placement = np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
         return placement, [[graph.index[op] for op in self.order.get(name, [])] for name in names], names
 
-    def _check_ops(self, graph: ComputationGraph) -> None:
+    def _numbered(self, graph: ComputationGraph, devices: Sequence[str], cluster: str | None) -> np.ndarray:
+        """(N,) int64, the place of each op's device among the names of devices of a cluster."""
+        self._check_hash(graph)
         for op in graph.op_names:
             if op not in self.placement:
                 raise PlacementError(f"op {quote(op)} of graph {quote(graph.name)} has no device in the placement")
+        index = {name: number for number, name in enumerate(devices)}
+        for op, device in self.placement.items():
+            if op not in graph.index:
+                raise PlacementError(f"op {quote(op)} of the placement is not in graph {quote(graph.name)}")
+            if device not in index:
+                known = f"is not in cluster {quote(cluster)}, which has {listed(devices)}"
+                raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
+        return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
     def _check_hash(self, graph: ComputationGraph) -> None:
+        how = "a model must be captured with the same options and sizes with which it was placed"
         if self.graph_hash is not None and self.graph_hash != graph.hash:
-            theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
-            what = f"the placement is for another graph: its hash begins with {theirs}, and with {ours} for"
-            how = "a model must be captured with the same options and sizes with which it was placed"
-            raise PlacementError(f"{what} {quote(graph.name)}; {self._differences(graph)}: {how}")
+            raise _of_another("placement", "graph", self.graph_hash, graph, f"{self._differences(graph)}: {how}")
 
     def _differences(self, graph: ComputationGraph) -> str:
         """Return a clause that says how the file's graph differs from `graph`, as far as the names of ops show it."""
@@ -209,11 +202,9 @@ class PlanFile:
         Raises:
             PlacementError: the hash of the graph isn't the one in the plan.
         """
-        if self.graph_hash not in (None, graph.hash):
-            theirs, ours = quote(str(self.graph_hash)[:12]), quote(graph.hash[:12])
-            what = f"the plan is for another step: its hash begins with {theirs}, and with {ours} for"
+        if self.graph_hash is not None and self.graph_hash != graph.hash:
             how = "give the model and the options with which it was planned, or plan again"
-            raise PlacementError(f"{what} {quote(graph.name)}: {how}")
+            raise _of_another("plan", "step", self.graph_hash, graph, how)
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse a cluster other than the plan's.
@@ -222,10 +213,9 @@ class PlanFile:
             PlacementError: the hash of the cluster isn't the one in the plan.
         """
         if cluster.hash != self.cluster_hash:
-            theirs, ours = quote(self.cluster_hash[:12]), quote(cluster.hash[:12])
-            what = f"the plan is for another cluster: its hash begins with {theirs}, and with {ours} on"
             named = "" if self.placement is None else f", {quote(self.placement.cluster)}"
-            raise PlacementError(f"{what} {quote(cluster.name)}; give the plan's cluster{named}, or plan again")
+            how = f"give the plan's cluster{named}, or plan again"
+            raise _of_another("plan", "cluster", self.cluster_hash, cluster, how)
 
     def placement_with_plan(self) -> PlacementFile:
         """Return the placement, with the plan that it is of.
@@ -238,6 +228,12 @@ class PlanFile:
             how = f"`placeto run --plan` runs it by {self.run_by}; or make a placement with `placeto place -o`"
             raise PlacementError(f"{what}: {how}")
         return self.placement if self.plan is None else replace(self.placement, plan=self.plan)
+
+
+def _of_another(file: str, kind: str, theirs: str, ours: ComputationGraph | Cluster, how: str) -> PlacementError:
+    """Return the refusal of a file for another graph, step or cluster than it is given with."""
+    what = f"the {file} is for another {kind}: its hash begins with {quote(theirs[:12])}"
+    return PlacementError(f"{what}, and with {quote(ours.hash[:12])} for {quote(ours.name)}; {how}")
 
 
 def load_placement(path: str | Path) -> PlacementFile:

@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,24 +202,21 @@ def test_the_check_finds_gradients_that_differ(
     def all_reduce(off: Tensor, op: object, group: int) -> None:
         off.clamp_(min=other)
 
-    reduce = SimpleNamespace(ReduceOp=SimpleNamespace(MAX=None), all_reduce=all_reduce, get_rank=lambda group: group)
+    reduce = SimpleNamespace(ReduceOp=SimpleNamespace(MAX=None), all_reduce=all_reduce, get_rank=lambda group=0: group)
     monkeypatch.setattr(torch_run, "dist", reduce)
 
-    def step(added: float, groups: Sequence[int] | None = (0,)) -> str:
-        model = nn.Linear(3, 2)
-        whole = nn.Linear(3, 2)
-        whole.load_state_dict(model.state_dict())
-        x, target = torch.randn(4, 3), torch.randn(4, 2)
-        stage = torch_run.OfTensors(model, [x])
+    def step(added: float, group: int = 0) -> str:
+        model, x, target = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
         loss = nn.functional.mse_loss
-        value = loss(model(x), target)
+        made = torch_run.Step(torch.device("cpu"), 4, model, [x], loss, [target], None)
+        whole = torch_run.Whole(made, torch.optim.SGD, 0.1, 2)
+        whole.step.module.register_forward_hook(lambda *_: draw())
+        stage = torch_run.OfTensors(model, [x])
+        value = loss(stage(x), target)
         value.backward()
-        whole.register_forward_hook(lambda *_: draw())
         model.bias.grad += added  # type: ignore[operator]
-        found: float = torch_run.compare(
-            whole, [SimpleNamespace(submod=stage, stage_index=0)], [x], [target], loss, 4, 2, groups
-        )
-        assert found == pytest.approx(value.item(), abs=1e-6)
+        assert whole.trained([x], [target]) == pytest.approx(value.item(), abs=1e-6)
+        whole.compare([("stage 0", stage, group)])
         return capsys.readouterr().out
 
     draws = False
@@ -227,7 +224,7 @@ def test_the_check_finds_gradients_that_differ(
     assert float(off[1]) < 1e-6
     assert "2 gradients, off by 0.25 at most" in step(0.25)
     assert "2 gradients, off by nan at most" in step(math.nan)
-    assert step(0.25, [1]) == step(0.25, None) == ""
+    assert step(0.25, 1) == ""
     other = 0.5
     told = step(0.25)
     assert "2 gradients, off by 0.5 at most" in told

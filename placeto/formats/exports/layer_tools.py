@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+from collections.abc import Sequence
 
 from placeto.errors import PlacementError
 from placeto.formats.exports.whole_layers import ALONE, WholeLayers
@@ -61,8 +62,7 @@ def vllm(split: WholeLayers, batch: int | None = None) -> str:
     Raises:
         PlacementError: a device has layers in several places, or none.
     """
-    _contiguous(split, "vLLM")
-    _each_has_layers(split, "vLLM")
+    _check(split, "vLLM", split.counts)
     words = [f"--pipeline-parallel-size {len(split.counts)}"]
     if len(split.plan.replicas) > 1:
         words.append(f"--data-parallel-size {len(split.plan.replicas)}")
@@ -78,19 +78,16 @@ def llama_cpp(split: WholeLayers, batch: int | None = None) -> str:
         PlacementError: a device has layers in several places, or none; there are replicas; or a CPU has other layers
             than the first.
     """
-    _contiguous(split, "llama.cpp")
-    _alone(split, "llama.cpp")
-    (devices,), cluster = split.plan.replicas, split.schedule.problem.cluster
     slots = [*split.counts[:-1], split.counts[-1] + 1]  # the output counts as one more layer
+    _check(split, "llama.cpp", slots, replicas=False)
+    (devices,), cluster = split.plan.replicas, split.schedule.problem.cluster
     on_cpu = [cluster.devices[device].is_cpu for device in devices]
-    for stage, is_cpu in enumerate(on_cpu):
-        if is_cpu and stage:
-            raise PlacementError(
-                f"{_name(split)}: {cluster.device_names[devices[stage]]} has {_of_stage(split, stage)}; llama.cpp can "
-                "have only the first layers on the CPU: place them there, or place all on GPUs"
-            )
-        if not slots[stage]:
-            raise PlacementError(_no_layers(split, stage, "llama.cpp"))
+    if any(on_cpu[1:]):
+        stage = on_cpu.index(True, 1)
+        raise PlacementError(
+            f"{_name(split)}: {cluster.device_names[devices[stage]]} has {_of_stage(split, stage)}; llama.cpp can have "
+            "only the first layers on the CPU: place them there, or place all on GPUs"
+        )
     gpus = slots[1:] if on_cpu[0] else slots
     words = ["--split-mode layer", f"--n-gpu-layers {sum(gpus)}"]
     if gpus:
@@ -104,9 +101,7 @@ def exo(split: WholeLayers, batch: int | None = None) -> str:
     Raises:
         PlacementError: a device has layers in several places, or none, or there are replicas.
     """
-    _contiguous(split, "exo")
-    _alone(split, "exo")
-    _each_has_layers(split, "exo")
+    _check(split, "exo", split.counts, replicas=False)
     names, count = split.schedule.problem.cluster.device_names, len(split.counts)
     shards = [
         {"deviceRank": rank, "worldSize": count, "startLayer": first, "endLayer": end, "nLayers": len(split.modules)}
@@ -165,25 +160,28 @@ def _name(split: WholeLayers) -> str:
     return split.schedule.problem.graph.name
 
 
-def _alone(split: WholeLayers, tool: str) -> None:
-    if len(split.plan.replicas) > 1:
-        raise PlacementError(
-            f"{_name(split)}: the placement has {len(split.plan.replicas)} replicas, {tool} runs one copy of a model: "
-            f"{ALONE}"
-        )
+def _check(split: WholeLayers, tool: str, slots: Sequence[int], replicas: bool = True) -> None:
+    """Refuse what a tool that infers can't run: several places of layers on a device, or none; perhaps replicas.
 
-
-def _contiguous(split: WholeLayers, tool: str) -> None:
+    Args:
+        split: S stages.
+        tool: the name of the tool.
+        slots: (S,) the layers of each stage as the tool counts them.
+        replicas: whether the tool has replicas.
+    """
     names = split.schedule.problem.cluster.device_names
     for row in split.plan.replicas:
-        for device in row:
-            stages_there = [stage for stage, holder in enumerate(row) if holder == device]
-            if len(stages_there) > 1:
-                where = " and ".join(_of_stage(split, stage) for stage in stages_there)
-                raise PlacementError(
-                    f"{_name(split)}: {names[device]} has {where}; {tool} needs contiguous layers of each device: "
-                    f"{ALONE}"
-                )
+        for stage, device in enumerate(row):
+            if row.count(device) > 1:
+                where = " and ".join(_of_stage(split, other) for other, at in enumerate(row) if at == device)
+                why = f"{names[device]} has {where}; {tool} needs contiguous layers of each device: {ALONE}"
+                raise PlacementError(f"{_name(split)}: {why}")
+            if not slots[stage]:
+                why = f"{names[device]} has no layer, which {tool} can't do: place on fewer devices"
+                raise PlacementError(f"{_name(split)}: {why}")
+    if len(split.plan.replicas) > 1 and not replicas:
+        count = f"the placement has {len(split.plan.replicas)} replicas"
+        raise PlacementError(f"{_name(split)}: {count}, {tool} runs one copy of a model: {ALONE}")
 
 
 def _of_stage(split: WholeLayers, stage: int) -> str:
@@ -192,14 +190,3 @@ def _of_stage(split: WholeLayers, stage: int) -> str:
     if first == end:
         return f"what comes {'behind layer' if stage else 'before layer'} {first - 1 if stage else 0}"
     return f"layers {first} to {end - 1}" if end - first > 1 else f"layer {first}"
-
-
-def _each_has_layers(split: WholeLayers, tool: str) -> None:
-    for stage, count in enumerate(split.counts):
-        if not count:
-            raise PlacementError(_no_layers(split, stage, tool))
-
-
-def _no_layers(split: WholeLayers, stage: int, tool: str) -> str:
-    device = split.schedule.problem.cluster.device_names[split.plan.replicas[0][stage]]
-    return f"{_name(split)}: {device} has no layer, which {tool} can't do: place on fewer devices"

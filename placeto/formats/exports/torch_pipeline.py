@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from placeto.simulator.tool_steps.chunk_order import ChunkOrder
 from placeto.simulator.tool_steps.pipeline_step import pipeline_step, with_least_memory
 
 FORMAT = "placeto.torch-pipeline/1"
-_PROGRAMS = {"run.py": "torch_run.py", "pipeline_stages.py": "torch_cut.py"}  # in the folder -> here
+_PROGRAMS = {"run.py": f"{__package__}.torch_run", "pipeline_stages.py": f"{__package__}.torch_cut"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +124,11 @@ def save_torch_pipeline(
     Raises:
         OSError: a file can't be written.
     """
-    folder.mkdir(exist_ok=True)
-    (folder / "plan.json").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     plan, names = made.order.plan, made.order.schedule.problem.cluster.device_names
-    used = sorted(plan.used)
-    replicas = []
+    used, orders, replicas = sorted(plan.used), {}, []
     for number, (ranks, devices) in enumerate(zip(made.ranks, plan.replicas, strict=True)):
         name = f"schedule-{number}.csv"
-        write_text("".join(f"{','.join(row)}\n" for row in made.rows(number)), folder / name)
+        orders[name] = "".join(f"{','.join(row)}\n" for row in made.rows(number))
         replicas.append(
             {
                 "schedule": name,
@@ -153,8 +151,32 @@ def save_torch_pipeline(
         "devices": [names[device] for device in used],
         "replicas": replicas,
     }
-    for name, source in _PROGRAMS.items():
+    save_folder(folder, document, orders, _PROGRAMS)
+
+
+def save_folder(
+    folder: Path, document: Mapping[str, Any], texts: Mapping[str, str], programs: Mapping[str, str]
+) -> None:
+    """Write a folder from which torchrun trains. Programs in it are kept, as they may have been changed.
+
+    Args:
+        folder: the path of the folder, which is made if it doesn't exist.
+        document: the content of plan.json, without which a folder isn't complete.
+        texts: file -> its content.
+        programs: file -> the module that it is a copy of; copies import each other.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").unlink(missing_ok=True)
+    for name, text in texts.items():
+        write_text(text, folder / name)
+    for name, module in programs.items():
         if not (folder / name).exists():
-            text = Path(__file__).with_name(source).read_text()
-            write_text(text.replace("placeto.formats.exports.torch_cut", "pipeline_stages"), folder / name)
+            package, _, stem = module.rpartition(".")
+            text = (files(package) / f"{stem}.py").read_text()
+            for copy, original in programs.items():
+                text = text.replace(f"from {original} import", f"from {copy.removesuffix('.py')} import")
+            write_text(text, folder / name)
     write_text(json.dumps(document, indent=1) + "\n", folder / "plan.json")

@@ -6,15 +6,13 @@ A replica may be a tensor-parallel group. plan.json says what each replica does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from placeto.errors import PlanError
+from placeto.formats.exports.torch_pipeline import save_folder
 from placeto.formats.placement import PlanFile
-from placeto.problem.files import write_text
 
 FORMAT = "placeto.torch-replicas/1"
 _PROGRAMS = {
@@ -23,7 +21,6 @@ _PROGRAMS = {
     "pipeline_stages.py": "placeto.formats.exports.torch_cut",
     "parallel_plan.py": "placeto.plumbing.parallel_plan",
 }
-"""Files in the folder -> the modules that they are copies of."""
 
 
 def replicas_of(way: PlanFile) -> dict[str, Any]:
@@ -77,14 +74,5 @@ def save_torch_replicas(
         OSError: a file can't be written.
     """
     document = replicas_of(way) | {"factory": factory, "settings": dict(settings or {}), "loss": loss}
-    folder.mkdir(exist_ok=True)
-    (folder / "plan.json").unlink(missing_ok=True)  # written last: a folder without it isn't complete
-    for name, module in _PROGRAMS.items():
-        if not (folder / name).exists():
-            package, _, stem = module.rpartition(".")
-            text = (files(package) / f"{stem}.py").read_text()
-            for copy, original in _PROGRAMS.items():
-                text = text.replace(f"from {original} import", f"from {copy.removesuffix('.py')} import")
-            write_text(text, folder / name)
-    write_text(json.dumps(document, indent=1) + "\n", folder / "plan.json")
+    save_folder(folder, document, {}, _PROGRAMS)
     return len(document["devices"]) * int(document["width"])

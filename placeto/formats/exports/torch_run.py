@@ -18,19 +18,20 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from placeto.formats.exports.torch_cut import compiled, made_by, recomputing, stages_of, taken_by
@@ -142,6 +143,11 @@ def part(tree: Any, rows: Tensor, length: int) -> Any:
     return tree_map(of, tree)
 
 
+def on_device(tree: Any, device: torch.device) -> Any:
+    """Return the tree with its tensors on a device."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def copied(_: nn.Module, __: Any, output: Any) -> Any:
     """Return the output of a stage with contiguous tensors, as torch can send no others; copy those with a gradient.
 
@@ -189,8 +195,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> tuple[torch.device, tuple[Any, ...]]:
-    """Join the process group; return this rank's device, and what the factory makes, which is the same on all ranks."""
+class Step(NamedTuple):
+    """What the factory makes, which is the same on all ranks."""
+
+    device: torch.device  # of this rank
+    length: int  # samples of a batch
+    module: nn.Module
+    inputs: Any
+    loss: Any
+    targets: Any
+    parallel: Any  # the tensor-parallel plan of the module, if there is one
+
+
+def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> Step:
+    """Join the process group, and call the factory."""
     if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
         sys.exit(f"error: the plan is for {ranks} ranks: torchrun --standalone --nproc-per-node {ranks} {sys.argv[0]}")
     factory = given.factory or plan["factory"]
@@ -206,23 +224,22 @@ def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> tupl
         import numpy as np
 
         np.random.seed(given.seed)
-    module, *rest = made = find(factory)(**plan["settings"])
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of(rest))):
+    module, inputs, *rest = find(factory)(**plan["settings"])
+    loss, targets, parallel = [*rest, *(None, (), None)[len(rest) :]]
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of((inputs, targets)))):
         sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')
-    return device, made
+    length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
+    return Step(device, length, module, inputs, find_loss(plan["loss"]) if plan["loss"] else loss, targets, parallel)
 
 
 def main() -> None:
     """Build the model, cut it into stages, and train it."""
     given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
-    device, made = started(given, plan, sum(len(replica["ranks"]) for replica in plan["replicas"]))
-    module, inputs, *rest = made
-    rank = dist.get_rank()
-    loss = find_loss(plan["loss"]) if plan["loss"] else rest[0]
-    targets = rest[1] if len(rest) > 1 else ()
-    length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
+    made = started(given, plan, sum(len(replica["ranks"]) for replica in plan["replicas"]))
+    rank, kind = dist.get_rank(), getattr(torch.optim, given.optimizer)
+    device, length, module, inputs, loss, targets, _ = made
     size = length // plan["micro_batches"]
-    whole = copy.deepcopy(module).to(device) if given.check else None
+    whole = Whole(made, kind, given.lr, plan["micro_batches"]) if given.check else None
     model = OfTensors(module, inputs)
     cut = stages_of(model, tensors_of(part(inputs, torch.arange(size), length)), plan)
     taken, given_back = taken_by(cut), made_by(cut)
@@ -236,10 +253,10 @@ def main() -> None:
         cut.build_stage(stage, device, of_replica[number]) for stage, at in enumerate(mine["stages"]) if at == rank
     ]
     returned = model.output
-    del cut, model, module
+    del cut, model, module, made
     now: dict[str, Any] = {}
 
-    def loss_of(output: Any, rows: Tensor) -> Tensor:
+    def loss_of_rows(output: Any, rows: Tensor) -> Tensor:
         """Return the loss of a micro-batch; torch passes the numbers of its rows in place of targets."""
         tensors = [output] if isinstance(output, Tensor) else output
         return loss(returned.whole([tensors[place] for place in given_back]), *part(now["targets"], rows, length))
@@ -248,7 +265,7 @@ def main() -> None:
     schedule = _PipelineScheduleRuntime(
         stages,
         len(mine["micro_batches"]),
-        loss_fn=loss_of,
+        loss_fn=loss_of_rows,
         args_chunk_spec=tuple(TensorChunkSpec(0) if size == (length,) else _Replicate() for size in sizes),
         scale_grads=False,
     )
@@ -261,15 +278,17 @@ def main() -> None:
         recomputing(block for path, block in stage.submod.named_modules() if path in again)
         stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
-    trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
-    kind = getattr(torch.optim, given.optimizer)
-    optimizers = optimizers_of(stages, kind, given.lr, {stage: of_stage[stage] for stage in plan["optimizer_sharded"]})
-    beside = kind(whole.parameters(), lr=given.lr) if whole else None
+    of_sharded = {stage: of_stage[stage] for stage in plan["optimizer_sharded"]}
+    optimizers = [
+        optimizer_of(own, kind, given.lr, of_sharded.get(stage.stage_index))
+        for stage in stages
+        if (own := [parameter for parameter in stage.submod.parameters() if parameter.requires_grad])
+    ]
     rows = torch.cat([torch.arange(of * size, (of + 1) * size) for of in mine["micro_batches"]])
 
     for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
         start = time.perf_counter()
-        now["targets"] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tuple(wanted))
+        now["targets"] = on_device(tuple(wanted), device)
         for optimizer in optimizers:
             optimizer.zero_grad()
         losses: list[Tensor] = []
@@ -278,27 +297,23 @@ def main() -> None:
         args = [own[place].to(device) for place in taken] if first else []
         schedule.step(*args, target=rows if last else None, losses=losses, return_outputs=False)
         sums = [
-            dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True)
+            (parameter.grad, dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True))
             for stage in stages
             for parameter in stage.submod.parameters()
             if parameter.grad is not None
         ]
-        for done in sums:
+        for gradient, done in sums:
             done.wait()
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad /= plan["micro_batches"]
+            gradient /= plan["micro_batches"]
         mean = torch.stack(losses).mean().detach() if last else torch.zeros(())
         if last:
             dist.all_reduce(mean, group=of_stage[-1])
             mean /= len(plan["replicas"])
         text = f"step {step}: loss {mean.item():.6g}, {1e3 * (time.perf_counter() - start):.1f} ms"
-        if whole is not None and beside is not None:
-            beside.zero_grad()
-            count, groups = plan["micro_batches"], of_stage if step == 0 else None
-            expected = compare(whole, stages, batch, now["targets"], loss, length, count, groups)
-            text += f"; whole model: loss {expected:.6g}"
-            beside.step()
+        if whole is not None:
+            text += f"; whole model: loss {whole.trained(batch, now['targets']):.6g}"
+            if step == 0:
+                whole.compare((f"stage {each.stage_index}", each.submod, of_stage[each.stage_index]) for each in stages)
         if last and rank == plan["replicas"][0]["stages"][-1]:
             print(text, flush=True)
         for optimizer in optimizers:
@@ -307,65 +322,73 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def optimizers_of(stages: list[Any], kind: Any, lr: float, groups: Mapping[int, Any]) -> list[Any]:
-    """Return an optimizer for each stage with trained weights.
+def optimizer_of(trained: list[nn.Parameter], kind: Any, lr: float, group: Any) -> Any:
+    """Return an optimizer; the ranks of a group, if there is one, share out its state."""
+    if group is None:
+        return kind(trained, lr=lr)
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which loads much else
 
-    The ranks of a stage's group, if it has one in `groups`, share out the state of its optimizer.
-    """
-    optimizers = list[Any]()
-    for stage in stages:
-        trained = [parameter for parameter in stage.submod.parameters() if parameter.requires_grad]
-        if trained and (group := groups.get(stage.stage_index)) is not None:
-            from torch.distributed.optim import ZeroRedundancyOptimizer  # which loads much else
-
-            optimizers.append(ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=group, lr=lr))
-        elif trained:
-            optimizers.append(kind(trained, lr=lr))
-    return optimizers
+    return ZeroRedundancyOptimizer(trained, optimizer_class=kind, process_group=group, lr=lr)
 
 
-def compare(
-    whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, groups: Any
-) -> float:
-    """Compute the gradients of the whole model, and return its loss.
+def loss_of(step: Step, inputs: Any, targets: Any, rows: Tensor) -> Tensor:
+    """Return the loss of a micro-batch: if there is no function for it, what the module returns, or its ``loss``."""
+    model = OfTensors(step.module, inputs)
+    output = model.output.whole(model(*tensors_of(on_device(part(inputs, rows, step.length), step.device))))
+    output = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, output)
+    if step.loss is not None:
+        return step.loss(output, *on_device(part(tuple(targets), rows, step.length), step.device))
+    return output.get("loss", output) if isinstance(output, Mapping) else getattr(output, "loss", output)
 
-    If `groups` are given, the first rank of each stage's group prints by how much the gradients of the stage, on all
-    its replicas, differ from these at most. Loss and gradients are sums over micro-batches that are divided at the end,
-    as in the pipeline, so that both are rounded alike.
-    """
-    device, total = next(whole.parameters()).device, 0.0
-    before = random_state(device)
-    for rows in torch.arange(length).chunk(count):
-        model = OfTensors(whole, inputs)
-        output = model(*(leaf.to(device) for leaf in tensors_of(part(inputs, rows, length))))
-        value = loss(model.output.whole(output), *part(targets, rows, length))
-        value.backward()
-        total += value.item()
-    drawn = not torch.equal(before, random_state(device))
-    for parameter in whole.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= count
-    if groups is not None:
-        named = {f"model.{name}": p for name, p in whole.named_parameters(remove_duplicate=False)}
-        for stage in stages:
-            both = [(p.grad, named[name].grad) for name, p in stage.submod.named_parameters()]
+
+class Whole:
+    """The whole model, which each rank trains beside its part to compare the two."""
+
+    def __init__(self, step: Step, kind: Any, lr: float, count: int) -> None:
+        self.step, self.count = step._replace(module=copy.deepcopy(step.module).to(step.device)), count
+        self.optimizer = kind(self.step.module.parameters(), lr=lr)
+        self.draws = False  # whether the model draws random numbers
+
+    def trained(self, inputs: Any, targets: Any) -> float:
+        """Train for a step, and return the loss.
+
+        Loss and gradients are sums over micro-batches that are divided at the end, as in the pipeline, so that both are
+        rounded alike.
+        """
+        total, before = 0.0, random_state(self.step.device)
+        self.optimizer.zero_grad()
+        for rows in torch.arange(self.step.length).chunk(self.count):
+            value = loss_of(self.step, inputs, targets, rows)
+            value.backward()
+            total += value.item()
+        for parameter in self.step.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.count
+        self.optimizer.step()
+        self.draws = not torch.equal(before, random_state(self.step.device))
+        return total / self.count
+
+    def compare(self, parts: Iterable[tuple[str, nn.Module, Any]]) -> None:
+        """Let the first rank of each part's group print by how much the part's gradients are off at most."""
+        if self.draws and dist.get_rank() == 0:
+            print(
+                "note: the model draws random numbers, as for dropout; ranks draw other ones than the whole model, so "
+                "that gradients and losses differ: check with dropout 0"
+            )
+        of_whole = dict(OfTensors(self.step.module, ()).named_parameters(remove_duplicate=False))
+        for name, module, group in parts:
+            both = [(p.grad, of_whole[path].grad) for path, p in module.named_parameters()]
             apart = [_largest_difference(*pair) for pair in both if pair[0] is not None or pair[1] is not None]
-            off, group = torch.tensor([0.0, *apart], device=device).max(), groups[stage.stage_index]
+            off = torch.tensor([0.0, *apart], device=self.step.device).max()
             dist.all_reduce(off, dist.ReduceOp.MAX, group=group)
             if dist.get_rank(group) == 0:
-                if stage.stage_index == 0 and drawn:
-                    print(
-                        "note: the model draws random numbers, as for dropout; ranks draw other ones than the whole "
-                        "model, so that gradients and losses differ: check with dropout 0"
-                    )
-                print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {off.item():.2g} at most")
-    return total / count
+                print(f"{name}: {len(apart)} gradients, off by {off.item():.2g} at most")
 
 
-def _largest_difference(gradient: Tensor | None, whole: Tensor | None) -> float:
-    """Return by how much a gradient of a stage differs from that of the whole model at most; a missing one is 0."""
-    present = [each for each in (gradient, whole) if each is not None]
-    return float((present[0] - present[1] if len(present) == 2 else present[0]).abs().max())
+def _largest_difference(*gradients: Tensor | None) -> float:
+    """Return by how much two gradients differ at most; a missing one is 0."""
+    known = [g.full_tensor() if isinstance(g, DTensor) else g.to_dense() for g in gradients if g is not None]
+    return float((known[0] - known[1] if len(known) == 2 else known[0]).abs().max())
 
 
 def random_state(device: torch.device) -> Tensor:

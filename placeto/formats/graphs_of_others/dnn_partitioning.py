@@ -21,9 +21,10 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from placeto.errors import GraphError
+from placeto.formats.graphs_of_others.lines import content
 from placeto.problem.checks import Number, OpenRecord, Size, Text, checked
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.json_files import read_bytes, read_json
+from placeto.problem.json_files import read_json
 from placeto.problem.messages import within
 from placeto.problem.problem import PARAM_MULTIPLIER
 
@@ -81,12 +82,7 @@ _EDGE = {"cost": 0.0, "size": None}
 
 def recognises(path: Path) -> bool:
     """Whether a file's name ends in ``.json`` or ``.json.gz``, and the file has a field "fpgaLatency"."""
-    if not path.name.endswith((".json", ".json.gz")):
-        return False
-    try:
-        return b'"fpgaLatency"' in read_bytes(path, GraphError)
-    except GraphError:
-        return False
+    return path.name.endswith((".json", ".json.gz")) and b'"fpgaLatency"' in content(path)
 
 
 def load(path: str | Path) -> ComputationGraph:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from placeto.errors import GraphError
-from placeto.formats.graphs_of_others.lines import head, plain_name, read_lines
+from placeto.formats.graphs_of_others.lines import content, plain_name, read_lines
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.messages import quote, within
 
@@ -27,9 +27,8 @@ from placeto.problem.messages import quote, within
 def recognises(path: Path) -> bool:
     """Whether a file's name ends in ``nodes.txt``, or it is a ``.txt`` file of a number, then a list of numbers."""
     name = plain_name(path)
-    if not name.endswith(".txt") or not path.is_file():
-        return False
-    return name.endswith("nodes.txt") or re.match(rb"\s*\d+\s*\n\s*\d+\s*,", head(path, 200)) is not None
+    begins = rb"\s*\d+\s*\n\s*\d+\s*,"
+    return name.endswith("nodes.txt") or (name.endswith(".txt") and re.match(begins, content(path)[:200]) is not None)
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -49,7 +48,7 @@ def load(path: str | Path) -> ComputationGraph:
 
 
 def _ops(lines: list[str]) -> list[dict[str, Any]]:
-    while lines and not lines[-1].strip():
+    while lines and not lines[-1]:
         lines.pop()
     if len(lines) < 5:
         raise GraphError(f"not a DOPPLER graph: it has {len(lines)} lines, where four come before those of the nodes")

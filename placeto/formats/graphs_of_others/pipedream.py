@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from placeto.errors import GraphError
-from placeto.formats.graphs_of_others.lines import head, plain_name, read_lines
+from placeto.formats.graphs_of_others.lines import content, plain_name, read_lines
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.messages import quote, within
 
@@ -30,9 +30,8 @@ _MOST_TENSORS = 100  # of one activation, as a consumer may read them all
 def recognises(path: Path) -> bool:
     """Whether a file's name ends in ``graph.txt``, or it is a ``.txt`` file that begins with a layer."""
     name = plain_name(path)
-    if name.endswith("graph.txt"):
-        return True
-    return name.endswith(".txt") and re.match(rb"\s*\S+ -- .+ -- forward_compute_time=", head(path, 1000)) is not None
+    begins = rb"\s*\S+ -- .+ -- forward_compute_time="
+    return name.endswith("graph.txt") or (name.endswith(".txt") and re.match(begins, content(path)[:1000]) is not None)
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -82,14 +81,14 @@ def _parse(lines: list[str]) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
     layers: dict[str, _Layer] = {}
     edges: dict[tuple[str, str], int] = {}  # -> number of its line
     for number, line in enumerate(lines, start=1):
-        parts = line.strip().split(" -- ")
-        if not line.strip():
+        parts = line.split(" -- ")
+        if not line:
             continue
         if len(parts) == 2:
             edges.setdefault((parts[0], parts[1]), number)
             continue
         with within(GraphError, f"line {number}"):
-            layer = _layer(line.strip())
+            layer = _layer(line)
             if layers.setdefault(layer.name, layer) is not layer:
                 raise GraphError(f"layer {quote(layer.name)} is there twice")
     for (src, dst), number in edges.items():

@@ -100,8 +100,6 @@ def report_page(
         data=chart.chart_data(schedule, path),
         pictures=memory.memory_pictures(schedule),
         size=(memory.WIDTH, memory.HEIGHT),
-        fullest=memory.stacked_picture(schedule),
-        large=(memory.LARGE_WIDTH, memory.LARGE_HEIGHT),
         tree=modules.module_tree(schedule),
         devices=tables.device_table(schedule),
         details=[tables.cut_table(schedule), tables.link_table(schedule)],

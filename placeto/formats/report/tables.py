@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placeto.formats.report.modules import UNNAMED
-from placeto.formats.report.words import work_of_devices
+from placeto.formats.report.words import sends_by_pair, work_of_devices
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.readings.device_shares import device_shares
 
@@ -40,7 +40,8 @@ def device_table(schedule: Schedule) -> Table:
     """Return the table of what each device computes, sends and holds."""
     cluster, shares = schedule.problem.cluster, device_shares(schedule)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
-    sent = sent_bytes(schedule).sum(axis=1)
+    sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
+    sent = np.bincount(schedule.send_src, sizes, cluster.num_devices)
     rows, work = [], dict(work_of_devices(schedule))
     for number, device in enumerate(cluster.devices[:_MOST_DEVICES]):
         peak = int(schedule.peak_memory[number])
@@ -72,17 +73,9 @@ def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
 def link_table(schedule: Schedule) -> Table:
     """Return the table of the pairs of devices between which most bytes are sent."""
     names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0
-    sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
-    pairs: dict[tuple[int, int], list[float]] = {}
-    ends = zip(schedule.send_src.tolist(), schedule.send_dst.tolist(), strict=True)
-    took = schedule.send_finish_us - schedule.send_start_us
-    for pair, size, time in zip(ends, sizes.tolist(), took.tolist(), strict=True):
-        cell = pairs.setdefault(pair, [0, 0, 0])
-        for position, amount in enumerate((1, size, time)):
-            cell[position] += amount
     rows = [
         (names[src], names[dst] if dst >= 0 else "all", f"{count:,.0f}", format_bytes(size), f"{time / makespan:.1%}")
-        for (src, dst), (count, size, time) in sorted(pairs.items(), key=lambda item: -item[1][1])
+        for (src, dst), (count, size, time) in sorted(sends_by_pair(schedule).items(), key=lambda item: -item[1][1])
     ]
     columns = ("from", "to", "tensors", "bytes", "time on the way / step")
     return Table("Transfers by pair of devices", columns, rows[:ROWS], (0, 1), max(0, len(rows) - ROWS))
@@ -153,15 +146,6 @@ def step_table(schedule: Schedule, path: CriticalPath) -> Table:
     columns = ("op or tensor", "module", "where", "begins at", "takes", "why it is on the path")
     caption = "Longest ops and transfers of the critical path"
     return Table(caption, columns, rows, (0, 1, 2, 5), len(path.steps) - len(rows))
-
-
-def sent_bytes(schedule: Schedule) -> np.ndarray:
-    """(D, D + 1) int64, bytes sent from each device to each other; the last column is for sends to all at once."""
-    devices = schedule.problem.num_devices
-    sent = np.zeros((devices, devices + 1), np.int64)
-    sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
-    np.add.at(sent, (schedule.send_src, schedule.send_dst), sizes)  # -1 is the last column
-    return sent
 
 
 def _op_of(schedule: Schedule, step: int) -> int:
