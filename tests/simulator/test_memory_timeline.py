@@ -2,12 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.simulator.readings.memory_timeline import (
-    CATEGORIES,
-    memory_by_category,
-    memory_timelines,
-    peak_by_category,
-)
+from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.schedule import simulate
 from tests.cases import problem_of
 from tests.reference import random_problem
@@ -20,9 +15,10 @@ def test_two_ops_on_two_devices() -> None:
         {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
     ]
     problem = problem_of(ops, 2, mode="inference")
-    (times, first), (later, second) = memory_timelines(simulate(problem, np.array([0, 1])))
-    assert (times.tolist(), first.tolist()) == ([0.0, 17.0], [10, 3])
-    assert (later.tolist(), second.tolist()) == ([0.0, 17.0, 37.0], [0, 12, 0])
+    timelines = memory_by_category(simulate(problem, np.array([0, 1])), [0, 1])
+    (times, first), (later, second) = timelines[0], timelines[1]
+    assert (times.tolist(), first.sum(1).tolist()) == ([0.0, 17.0], [10, 3])
+    assert (later.tolist(), second.sum(1).tolist()) == ([0.0, 17.0, 37.0], [0, 12, 0])
 
 
 def test_what_the_peak_is_for() -> None:
@@ -46,15 +42,12 @@ def test_what_the_peak_is_for() -> None:
 def test_the_peak_is_the_schedules(seed: int) -> None:
     rng = np.random.default_rng(seed)
     schedule = simulate(*random_problem(rng, "unicast", "egress"))
-    timelines = memory_timelines(schedule)
-    assert [int(memory.max()) for _, memory in timelines] == schedule.peak_memory.tolist()
-    assert all((np.diff(times) > 0).all() for times, _ in timelines)
-    for device, (times, memory) in enumerate(timelines):
-        when, held = memory_by_category(schedule, [device])[device]
-        assert (when == times).all()
-        assert (held.sum(axis=1) == memory).all()
-        assert held.min() >= 0
+    timelines = memory_by_category(schedule, range(schedule.problem.num_devices))
     for device, peak in enumerate(schedule.peak_memory.tolist()):
+        times, held = timelines[device]
+        assert (np.diff(times) > 0).all()
+        assert held.sum(axis=1).max() == peak
+        assert held.min() >= 0
         parts = peak_by_category(schedule, device)
         assert tuple(parts) == CATEGORIES
         assert sum(parts.values()) == peak

@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.formats.report.axis import round_step
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, memory_timelines
+from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
@@ -41,8 +41,10 @@ class MemoryPicture:
 def memory_pictures(schedule: Schedule) -> list[MemoryPicture]:
     """Return the pictures of the devices that are used, of 64 at most."""
     used = np.unique(schedule.placement)[:_MOST].tolist()
-    timelines, end_us = memory_timelines(schedule), schedule.makespan_us or 1.0
-    return [_picture(schedule, device, timelines[device], end_us) for device in used]
+    return [
+        _picture(schedule, device, times, by_category.sum(axis=1))
+        for device, (times, by_category) in memory_by_category(schedule, used).items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,8 @@ def stacked_picture(schedule: Schedule) -> StackedPicture:
     )
 
 
-def _picture(schedule: Schedule, number: int, timeline: tuple[np.ndarray, np.ndarray], end_us: float) -> MemoryPicture:
-    times, sizes = timeline
-    device = schedule.problem.cluster.devices[number]
+def _picture(schedule: Schedule, number: int, times: np.ndarray, sizes: np.ndarray) -> MemoryPicture:
+    device, end_us = schedule.problem.cluster.devices[number], schedule.makespan_us or 1.0
     peak = int(sizes.max())
     top, below = _scale(peak, device.memory)
     highest = np.array([sizes[first:last].max() for first, last in _columns(times, end_us, _COLUMNS)])

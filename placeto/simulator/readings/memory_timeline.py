@@ -1,6 +1,6 @@
 """Memory of devices over time, whose maximum is `Schedule.peak_memory`.
 
-Legend: D devices, P points, C categories.
+Legend: P points, C categories.
 """
 
 from __future__ import annotations
@@ -23,31 +23,10 @@ parts of its gradients, and a relay passes a tensor on to other devices. An op t
 receives, for the whole step."""
 
 
-def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for each of D devices, when its memory changes (P,) float64, in us, and its bytes since then (P,) int64.
-
-    The first point is at 0 us, and includes the parameters, their gradients and the optimizer's state.
-    """
-    problem = schedule.problem
-    begin, end, where, size, _ = _lives(schedule)
-    resident = np.zeros(problem.num_devices, np.int64)
-    np.add.at(resident, schedule.placement, problem.resident_bytes)
-    timelines = []
-    for device in range(problem.num_devices):
-        own = where == device
-        times = np.concatenate([[0.0], begin[own], end[own]])
-        changes = np.concatenate([[resident[device]], size[own], -size[own]])
-        points, group = np.unique(times, return_inverse=True)
-        change = np.zeros(len(points), np.int64)
-        np.add.at(change, group, changes)
-        timelines.append((points, np.cumsum(change)))
-    return timelines
-
-
 def memory_by_category(schedule: Schedule, devices: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return when memory of some devices changes (P,) in us, and its bytes since then by `CATEGORIES` (P, C) int64.
 
-    The sums over categories are the bytes of `memory_timelines`.
+    The first point is at 0 us, and includes the parameters, their gradients and the optimizer's state.
     """
     graph = schedule.problem.graph
     begin, end, where, size, made_by = _lives(schedule)
