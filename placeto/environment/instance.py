@@ -57,7 +57,12 @@ class Instance:
     @cached_property
     def reach(self) -> np.ndarray:
         """(G, G) bool, entry [i, j]: whether a path of arcs that go forward in the traversal leads from i to j."""
-        return _reach(self.pairs, self.traversal)
+        source, target = self.pairs[:, self.traversal[self.pairs[0]] < self.traversal[self.pairs[1]]]
+        reach = np.zeros((len(self.traversal), len(self.traversal)), bool)
+        reach[source, target] = True
+        for group in np.argsort(self.traversal)[::-1]:
+            reach[group] |= reach[reach[group]].any(0)
+        return reach
 
 
 @lru_cache(maxsize=1024)
@@ -102,22 +107,6 @@ def _instance(problem: PlacementProblem, groups: Groups, arrays: GroupArrays) ->
         lower_bound_us=np.array([problem.lower_bound_us]),
     )
     return Instance(problem, groups, flat, pairs.astype(np.int64), traversal)
-
-
-def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:
-    """(G, G) bool, transitive closure of the arcs that go forward in the traversal; see `Instance.reach`."""
-    num_groups = len(traversal)
-    reach = np.zeros((num_groups, num_groups), bool)
-    order = np.argsort(traversal)
-    children: list[list[int]] = [[] for _ in range(num_groups)]
-    for src, dst in pairs.T.tolist():
-        if traversal[src] < traversal[dst]:
-            children[src].append(dst)
-    for i in order[::-1].tolist():
-        for j in children[i]:
-            reach[i, j] = True
-            reach[i] |= reach[j]
-    return reach
 
 
 Measure = Callable[[int, np.ndarray], float]

@@ -15,7 +15,11 @@ import numpy as np
 
 from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
-from placeto.policies.scales import FINE, FINE_RANGE
+
+FINE = 0.003
+"""A feature x is asinh(x / FINE) on the logarithmic scale, which is nearly linear below FINE."""
+FINE_RANGE = 5.0
+"""The logarithmic scale is divided by this number, which is roughly asinh(0.2 / FINE)."""
 
 
 class Linear(NamedTuple):
@@ -132,7 +136,7 @@ _TOGETHER = 512  # pairs that are computed at a time, so that their intermediate
 
 @compiled(inner=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
 def _two_scales(x: np.ndarray) -> np.ndarray:
-    """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F); see `placeto.policies.scales`."""
+    """Append each of F features on a logarithmic scale: (N, F) -> (N, 2 F), by `FINE` and `FINE_RANGE`."""
     n, f = x.shape
     scaled_rows = np.empty((n, 2 * f), np.float32)
     unit, fine, span = np.float32(1.0), np.float32(1.0 / FINE), np.float32(1.0 / FINE_RANGE)

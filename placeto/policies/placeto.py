@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.plumbing.ranges import Depth, Weight, Width
+from placeto.policies.compiled import FINE, FINE_RANGE
 from placeto.policies.message_passing import EdgeMessagePassing, mlp
-from placeto.policies.scales import FINE, FINE_RANGE
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -89,7 +89,7 @@ class PlacetoPolicy(nn.Module):
 
 
 def two_scales(x: Tensor) -> Tensor:
-    """Append each feature on a logarithmic scale: (..., F) -> (..., 2 F); see `placeto.policies.scales`.
+    """Append each feature on a logarithmic scale: (..., F) -> (..., 2 F), by `FINE` and `FINE_RANGE`.
 
     Two moves often differ by a thousandth of the makespan only, while features range from 0 to 1.
     """

@@ -8,7 +8,7 @@ An `Evaluator` counts the simulations of a search against its budget, and keeps 
 from placeto.errors import PlacementError
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.memory import MEMORY_PENALTY
-from placeto.simulator.schedule import Schedule, simulate, simulate_batch, slack
+from placeto.simulator.schedule import Schedule, simulate, simulate_batch
 
 __all__ = [
     "MEMORY_PENALTY",
@@ -18,5 +18,4 @@ __all__ = [
     "Schedule",
     "simulate",
     "simulate_batch",
-    "slack",
 ]

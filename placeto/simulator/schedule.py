@@ -35,7 +35,7 @@ from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.threads import in_parts
 
-__all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
+__all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch"]
 
 PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewer, waking a second thread takes longer
 
@@ -88,8 +88,15 @@ class Schedule:
 
     @cached_property
     def slack_us(self) -> np.ndarray:
-        """(N,) float64, microseconds by which each op may end later without a longer makespan: see `slack`."""
-        return slack(self.problem, self)
+        """(N,) float64, microseconds by which each op may end later without a longer makespan, in the same orders.
+
+        A later end delays consumers, sends, the next op of the device and the next send of the link, and through these
+        at last the end of the schedule. Slack is never negative, and 0 along the critical path.
+        """
+        low, sends = self.lowering, self.num_sends
+        op_slack, send_slack = np.empty(len(low.placement)), np.empty(sends)
+        fill_slack(low.flat, LONE, low.placement, low.record, sends, self.makespan_us, op_slack, send_slack)
+        return op_slack[: self.problem.num_ops]
 
     @cached_property
     def peak_memory(self) -> np.ndarray:
@@ -226,19 +233,6 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)
     return problem.arrays._replace(dispatch=dispatch, priority=place, ranked=ranked)
-
-
-def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
-    """(N,) float64, microseconds by which each op may end later without a longer makespan, if all orders stay the same.
-
-    A later end delays consumers, sends, the next op of the device and the next send of the link, and through these at
-    last the end of the schedule. Slack is never negative, and 0 along the critical path.
-    """
-    low = schedule.lowering
-    op_slack, send_slack = np.empty(len(low.placement)), np.empty(schedule.num_sends)
-    span = schedule.makespan_us
-    fill_slack(low.flat, LONE, low.placement, low.record, schedule.num_sends, span, op_slack, send_slack)
-    return op_slack[: problem.num_ops]
 
 
 def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

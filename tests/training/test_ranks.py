@@ -9,7 +9,6 @@ import torch
 
 from placeto.errors import TrainingError
 from placeto.policies import POLICIES
-from placeto.policies.one_shot.randomness import SharedGenerator, uniform
 from placeto.problem.cluster import save_cluster
 from placeto.problem.graph import save_graph
 from placeto.training.checkpoint import load_checkpoint
@@ -148,16 +147,6 @@ def test_shares_are_even_and_together_all(size, count):
     assert max(map(len, shares)) <= math.ceil(count / size)
     blocks = [(b, row) for rank in ranks for b, rows in rank.share_of_blocks(3, count) for row in range(count)[rows]]
     assert blocks == [(b, row) for b in range(3) for row in range(count)]
-
-
-def test_a_shared_generator_gives_each_rank_its_rows_of_the_same_numbers():
-    like = torch.zeros(0)
-    whole = uniform((5, 3), torch.Generator().manual_seed(1), like)
-    parts = [
-        uniform((rows.stop - rows.start, 3), SharedGenerator(torch.Generator().manual_seed(1), rows, 5), like)
-        for rows in (Ranks(rank, 2).share(5) for rank in range(2))
-    ]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_what_cant_be_joined_is_said_in_a_sentence(monkeypatch):

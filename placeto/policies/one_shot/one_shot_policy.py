@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from placeto.errors import PlacerError
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
-from placeto.policies.one_shot.randomness import Randomness
 from placeto.policies.one_shot.unit_layers import DeviceHead, gumbel_noise, log_prob_and_entropy
 
 Noise = tuple[Tensor, ...]
@@ -38,7 +37,7 @@ class OneShotPolicy(nn.Module):
         self.units: UnitKind = units
         self.max_devices = max_devices  # infinite if the policy doesn't tell devices by number
 
-    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
+    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
         """Draw K = `count` placements, without gradients. If `generator` is None, each decision is the most likely one.
 
         Raises:
@@ -46,7 +45,7 @@ class OneShotPolicy(nn.Module):
         """
         return self.decide([graph], [self.noise(graph, count, generator)])[0]
 
-    def noise(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Noise:
+    def noise(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Noise:
         """Draw Gumbel noise for K = `count` placements by `decide`; zeros without a generator.
 
         Raises:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from placeto.policies.message_passing import mlp
 from placeto.policies.one_shot.inputs import DEVICE_FEATURES, NEIGHBOURS, TYPE_BUCKETS, UNIT_FEATURES, OneShotInput
-from placeto.policies.one_shot.randomness import Randomness, uniform
 
 TYPE_WIDTH = 16
 
@@ -76,14 +75,15 @@ class DeviceHead(nn.Module):
         return self.bound * torch.tanh(logits / self.temperature) if self.bound else logits
 
 
-def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:
+def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Draw Gumbel noise of a shape, with which `argmax(logits + noise)` is a draw from the softmax of the logits.
 
     Without a generator the noise is 0. The tensor has the device and type of `like`.
     """
     if generator is None:
         return like.new_zeros(shape)
-    return -torch.log(-torch.log(uniform(shape, generator, like).clamp(1e-9, 1 - 1e-7)))
+    uniform = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
+    return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
 
 
 def log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,6 @@ from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.policies.one_shot.one_shot_policy import OneShotPolicy, Sample
-from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.evaluator import Evaluator
@@ -239,12 +238,11 @@ class OneShotLearner:
         family, policy, ranks, random = self.family, _policy(state), self.ranks, state.torch_random
         count = self.config.learning.samples
         share = dict(ranks.share_of_blocks(len(chosen), count))
-        noise = []
-        for b, problem in enumerate(chosen):
-            rows = share.get(b, slice(0, 0))
-            shared = SharedGenerator(random, rows, count)
-            noise.append(policy.noise(family.inputs[problem], rows.stop - rows.start, shared))
-        parts = policy.decide([family.inputs[chosen[b]] for b in share], [noise[b] for b in share])
+        noise = [policy.noise(family.inputs[problem], count, random) for problem in chosen]
+        parts = policy.decide(
+            [family.inputs[chosen[b]] for b in share],
+            [tuple(draw[rows] for draw in noise[b]) for b, rows in share.items()],
+        )
         placements = [family.expand(chosen[b], part.placement) for b, part in zip(share, parts, strict=True)]
         watch.lap("network")
         index = np.repeat(chosen[list(share)], [len(part.action) for part in parts])

@@ -15,7 +15,6 @@ from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.one_shot.inputs import make_input
 from placeto.policies.one_shot.mlp import MlpConfig
-from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.problem.problem import PlacementProblem
@@ -64,19 +63,12 @@ def test_samples_are_placements_with_the_log_probability_they_are_scored_with(po
     assert not sample.log_prob.requires_grad
 
 
-def test_rows_of_a_shared_generator_are_rows_of_all_samples_and_other_ranks_can_skip_them(policy) -> None:
+def test_ranks_that_decide_by_their_rows_of_the_noise_make_all_samples_together(policy) -> None:
     graph = make_input(problem(), policy.units)
-    one = generator()
-    whole = policy.sample(graph, 5, one)
+    whole, noise = policy.sample(graph, 5, generator()), policy.noise(graph, 5, generator())
     for rows in (slice(0, 2), slice(2, 5)):
-        other = generator()
-        part = policy.sample(graph, rows.stop - rows.start, SharedGenerator(other, rows, 5))
+        (part,) = policy.decide([graph], [tuple(draw[rows] for draw in noise)])
         assert torch.equal(part.action, whole.action[rows])
-        assert torch.equal(other.get_state(), one.get_state())
-    other = generator()
-    for shape in policy.noise_shapes(graph):
-        torch.rand((5, *shape), generator=other)
-    assert torch.equal(other.get_state(), one.get_state())
 
 
 def test_same_generator_same_placements_and_none_is_the_most_likely(policy) -> None:
