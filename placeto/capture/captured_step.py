@@ -22,7 +22,7 @@ from placeto.capture.building.ops import step_of
 from placeto.capture.building.state_flow import check_flow
 from placeto.capture.costing.flops import uncounted
 from placeto.capture.inputs.arguments import plain
-from placeto.capture.inputs.batch_dimension import Sizes, batch_length, is_split, joined
+from placeto.capture.inputs.batch_dimension import batch_length, is_split, joined
 from placeto.capture.inputs.input_checks import check_arguments, check_module, check_split
 from placeto.capture.inputs.loss_gradients import requiring_grad
 from placeto.capture.inputs.objects import Kept, opened
@@ -58,13 +58,13 @@ class Capture:
     # (N,) names of the traced nodes that each op of the micro-batch stands for: its own, then views
     nodes: tuple[tuple[str, ...], ...]
     rebuild: Callable[..., Any]  # (outputs after the gradients, arguments) -> what the module returns
-    whole: Whole | None = None  # the module, and the modules that the loss uses
-    changes: ChangeDetector | None = None
-    refusal: str = ""  # why the step can't be run, although it can be placed; "" = it can
-    trained: tuple[str, ...] = ()  # paths of the trainable parameters
-    paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
-    split: tuple[bool, ...] = ()  # whether micro-batches split each leaf of inputs and targets; () if there is one
-    input_gradients: int = 0  # of the arguments' tensors; they follow the gradients of the parameters
+    whole: Whole  # the module, and the modules that the loss uses
+    changes: ChangeDetector
+    refusal: str  # why the step can't be run, although it can be placed; "" = it can
+    trained: tuple[str, ...]  # paths of the trainable parameters
+    paths: tuple[str, ...]  # paths of all parameters, then of all buffers
+    split: tuple[bool, ...]  # whether micro-batches split each leaf of inputs and targets; () if there is one
+    input_gradients: int  # of the arguments' tensors; they follow the gradients of the parameters
     twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
 
     @property
@@ -98,7 +98,7 @@ class Capture:
 
         For the captured module it is `whole`, which has the parameters of the loss too; another is returned as it is.
         """
-        return self.whole if self.whole is not None and self.whole.module is module else module
+        return self.whole if self.whole.module is module else module
 
 
 def capture_step(
@@ -162,7 +162,7 @@ def capture_step(
     tracer = StepTracer(whole, loss_modules, arguments, length, micro_batches, labels, run)
     outside = OutsideRandom()
     try:
-        trace = tracer.trace(Sizes(kept if mode == "inference" else None))
+        trace = tracer.trace(kept if mode == "inference" else None)
         traced = trace.traced
         refusal = trace.refusal or outside.refusal(traced)
     except (CaptureError, KeyboardInterrupt):

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.capture.inputs.batch_dimension import Sizes, first_samples
-from placeto.capture.inputs.objects import closed, opened
+from placeto.capture.inputs.batch_dimension import Sizes, check_sizes, first_samples, is_sequence_first
+from placeto.capture.inputs.objects import Kept, closed, opened
 from placeto.capture.module_state.atomic_module import Whole, keeping_tensors
 from placeto.capture.module_state.attributes import Snapshot, attribute
 from placeto.capture.module_state.change_detection import Signature
@@ -84,17 +84,16 @@ class StepTracer:
             for path, tensor in named
         }
 
-    def trace(self, sizes: Sizes) -> StepTrace:
+    def trace(self, returned: Kept | None) -> StepTrace:
         """Trace the step.
 
         Args:
-            sizes: compares calls with the whole batch and with a micro-batch, where that is needed.
+            returned: what notes the outputs of an inference, which are joined if there are micro-batches; else None.
 
         Raises:
             CaptureError: forward changes the shape of a tensor, or dimension 0 isn't the batch.
         """
         with self._contexts():
-            self._check_sizes(sizes)
             traced = self._record()
             calls, own_gradients = self._labels.calls, tuple(self._labels.own_gradients)
             signature = Signature.of_trace(traced, self._own_tensors)
@@ -108,7 +107,8 @@ class StepTracer:
                 traced.meta["unrepeatable"] |= {*receivers} if differs else changed
                 for path in (path for path, is_copied in receivers.items() if is_copied and differs):
                     traced.meta["shared"].setdefault(path, {})[path] = None
-            self._check_sizes(sizes)  # only now is it known whether the module returns numbers
+            if self._micro_batches > 1:
+                self._check_sizes(returned)
             if mutates(traced):
                 traced = functional(traced, tree_flatten(self._values(self._micro_batches))[0])
         assigned = [(container, key) for container, key, _ in changes]
@@ -160,20 +160,23 @@ class StepTracer:
             "(self.register_buffer), or pass it in and out"
         )
 
-    def _check_sizes(self, sizes: Sizes) -> None:
-        """Refuse micro-batches if dimension 0 isn't the batch, where a second size has to show it."""
+    def _check_sizes(self, returned: Kept | None) -> None:
+        """Refuse micro-batches if dimension 0 isn't the batch; see `placeto.capture.inputs.batch_dimension`."""
+        sizes: list[Sizes] = []
 
         def call(inputs: Any, targets: Any) -> list[Tensor | None]:
-            sizes.call(self._whole.module, inputs)
+            sizes.append(Sizes.of(self._whole.module, inputs))
             return []
 
-        is_needed = self._micro_batches > 1 and sizes.matter(self._whole.module)
-        for parts in (1, self._micro_batches) if is_needed else ():
+        numbers = returned is not None and returned.values
+        if not numbers and not any(map(is_sequence_first, self._whole.module.modules())):
+            return
+        for parts in (1, self._micro_batches):
             params, buffers, *leaves = self._values(parts)
             probe = Whole(self._whole.module, call, self._loss_modules, self._whole.title)
             torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(leaves)))
             self.state.restore()
-        sizes.check(self._whole.title)
+        check_sizes(*sizes, returned is not None, self._whole.title)
 
     def _record(self) -> GraphModule:
         """Record the step of a micro-batch; refuse a step that changes the shape of a tensor that it is given."""

@@ -155,10 +155,10 @@ class PlacedModule:
                 raise RunError(f"{name} was captured with other parameters or buffers, {now}: {again}")
         if self.training:
             self._check_gradients(named, leaves)
-        if self.capture.changes is not None and (elsewhere := self.capture.changes.elsewhere()):
+        if elsewhere := self.capture.changes.elsewhere():
             how = "call it as it was captured, or place it with the precision that you want, as precision='bf16'"
             raise RunError(f"{name} {elsewhere}, where it computes something else: {how}")
-        if self.capture.changes is not None and (change := self.capture.changes.change()):
+        if change := self.capture.changes.change():
             raise RunError(f"{name} was changed since it was captured, {change}: {again}, or change it back")
 
     def _check_memory(self, values: Sequence[Any]) -> None:

@@ -31,20 +31,20 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from placeto.capture.building.state_flow import written_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.trace import Capture
 from placeto.capture.tracing.dependencies import needed_by
+from placeto.capture.tracing.draws import draws
+from placeto.capture.tracing.statistics import updates_of
 from placeto.errors import RunError
 from placeto.problem.messages import quote
-from placeto.runtime.changed_buffers import State
-from placeto.runtime.generators import generators
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.measuring.meter import Meter
-from placeto.runtime.program import Program, training_norms
+from placeto.runtime.program import Program
 from placeto.runtime.transport.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.transport.sums import as_scheduled
+from placeto.runtime.updates import overlapping, put, update_before
 from placeto.simulator.schedule import Schedule
 
 
@@ -73,7 +73,7 @@ class PlacedStep:
         self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
         self.meters: list[Meter] = []  # one for each device while the memory of steps is counted, or none
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
-        self.generators = generators(plan.calls, {(taker, node) for node, _, taker in plan.queues}, self.devices)
+        self.generators = plan.generators()
         self.programs = plan.programs(self.generators, self.meters)
         self.updates = plan.updates
         self._queues, self._owner = plan.queues, plan.owner
@@ -82,8 +82,6 @@ class PlacedStep:
         self.homes = {self._where[node]: home for node, home in plan.kept.items()}
         self._stamps = stamps
         self._process = os.getpid()
-        self._state = State(self.capture.traced, self.updates)
-        self.shared = self._state.shared
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
         self.stamps: list[Any] = []  # what the stamps of the last step returned, for each device
 
@@ -91,6 +89,11 @@ class PlacedStep:
     def crossing(self) -> int:
         """How many values go from one device to another in a step."""
         return len(self._queues)
+
+    def shared(self, leaves: Sequence[Any]) -> tuple[int, int] | None:
+        """Return the places of a tensor that the step changes and of one that shares its memory; None without such."""
+        read = {place: leaves[place] for node, place in self._where.items() if node.users}
+        return overlapping(read, [self._where[update.input] for update in self.updates])
 
     def settled(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> list[Any]:
         """Return the values that go into the trace, with parameters and buffers on the devices where they are placed.
@@ -120,23 +123,13 @@ class PlacedStep:
         self.check_process()
         for generator in self.generators.values():
             generator.manual_seed(int(torch.randint(2**62, ())))
-        saved = self._state.save(leaves)
-        moved = self._moved(leaves)
+        with _placing_errors():
+            moved = [program.moved(leaves) for program in self.programs]
         try:
-            results = self._attempt(self._functions, moved)
+            results = self._results(moved)
         except RunError as error:
-            self._state.restore(leaves, saved)
-            if not any(isinstance(function, Interpreted) for function in self._functions):
-                self._state.go_to(error.node, leaves)
-                raise
-            by_python = [program.compile(stamp) for program, stamp in self._each()]
-            try:
-                moved = self._moved(leaves)
-                results = self._attempt(by_python, moved)  # its error names the op
-            except RunError as known:
-                self._state.restore(leaves, saved)
-                self._state.go_to(known.node, leaves)
-                raise
+            update_before(error.node, self.capture.traced, self._where, leaves)
+            raise
         if self._stamps is not None:
             self.stamps = [stamps for _, stamps in results]
             results = [values for values, _ in results]
@@ -150,18 +143,14 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else values_of[self._owner[node]][node]
 
-        for place, node in ((self._where[buffer], node) for buffer, node in self.updates):
+        for place, node in ((self._where[update.input], update.value) for update in self.updates):
             if value(node).shape != leaves[place].shape:  # which torch's kernels for shapes don't tell
-                self._state.restore(leaves, saved)
                 what = quote(self.capture.paths[place]) if place < len(self.capture.paths) else "an argument"
                 raise RunError(
                     f"{self.capture.graph.name} gives {what} another shape, as observers for quantization do in their "
                     "first step: call the module once, then place it again"
                 )
-        calls = [[node for node in program.calls if node not in program.receives] for program in self.programs]
-        self._state.gather(leaves, saved, list(zip(moved, calls, strict=True)))
-        for buffer, node in self.updates:
-            leaves[self._where[buffer]].copy_(value(node))
+        put(self.updates, [value(update.value) for update in self.updates], self._where, leaves)
         return [value(node) for node in self._outputs]
 
     def ready(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> Callable[[], None]:
@@ -192,11 +181,14 @@ class PlacedStep:
         stamps: Sequence[Callable[[], Any] | None] = self._stamps if self._stamps else [None] * len(self.programs)
         return zip(self.programs, stamps, strict=True)
 
-    def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
-        """Return the values that go into each program, on its device."""
-        with _placing_errors():
-            moved = [program.moved(leaves) for program in self.programs]
-        return self._state.apart(leaves, moved, [program.calls for program in self.programs])
+    def _results(self, moved: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run all programs; if an op fails in the interpreter, Python runs them again, whose error names the op."""
+        try:
+            return self._attempt(self._functions, moved)
+        except RunError:
+            if not any(isinstance(function, Interpreted) for function in self._functions):
+                raise
+            return self._attempt([program.compile(stamp) for program, stamp in self._each()], moved)
 
     def _attempt(self, functions: Sequence[Callable[..., Any]], moved: Sequence[Sequence[Any]]) -> list[Any]:
         """Run all programs at the same time; return what each of them returns."""
@@ -279,9 +271,10 @@ class _Plan:
         self.inputs = [node for node in nodes.values() if node.op == "placeholder"]
         outputs: Any = end.args[0]
         self.outputs = list(outputs)
-        self.updates = list(written_back(capture.traced).items())
-        results = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
-        needed = needed_by([*results, *training_norms(nodes.values())])
+        self.updates = updates_of(capture.traced)
+        values = [update.value for update in self.updates]
+        results = [node for node in (*self.outputs, *values) if isinstance(node, Node)]
+        needed = needed_by(results)
         self.home: dict[Node, int] = {}  # device of each call; other calls are made wherever they are needed
         self.kept: dict[Node, torch.device] = {}  # device of each parameter and buffer
         for op, names in enumerate(capture.nodes):
@@ -319,6 +312,16 @@ class _Plan:
             if node not in self.inputs:
                 number = self.owner[node] = self.home.get(node, 0)
                 self._need(node, number)
+
+    def generators(self) -> dict[int, torch.Generator]:
+        """Return a generator for each core that draws random numbers; none if only one does, which uses torch's."""
+        drawing = [
+            number
+            for number, calls in enumerate(self.calls)
+            if self.devices[number].is_cpu
+            and any(draws(call) and self.home.get(call, number) == number for call in calls)
+        ]
+        return {number: torch.Generator() for number in drawing} if len(drawing) > 1 else {}
 
     def programs(self, drawn_by: Mapping[int, torch.Generator], meters: Sequence[Meter]) -> list[Program]:
         """Return (D,) programs, of which each returns a list of the outputs that its device makes.

@@ -15,7 +15,7 @@ another device, and lines that put a value into the queue of a device that waits
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,19 +25,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.tracing.dependencies import needed_by
+from placeto.capture.tracing.draws import draws
+from placeto.capture.tracing.statistics import updates_of
 from placeto.runtime.attention import gpu_attention
-from placeto.runtime.generators import draws
 
 aten = torch.ops.aten
-BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
-TRAINING = 5  # place of the argument `training` of a batch norm
 _LITERALS = (bool, int, float, str, type(None))
-
-
-def training_norms(nodes: Iterable[Node]) -> list[Node]:
-    """Return the batch norms in training, which change their running statistics, whoever reads their outputs."""
-    norms = (node for node in nodes if getattr(node.target, "overloadpacket", None) in BATCH_NORMS)
-    return [node for node in norms if node.args[TRAINING] is True]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +52,7 @@ class Program:
     def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
         """Return the program of a traced graph (`Capture.traced`), without calls that no output and no buffer needs."""
         nodes = list(traced.graph.nodes)
-        needed = needed_by([nodes[-1], *training_norms(nodes)])
+        needed = needed_by([nodes[-1], *(update.value for update in updates_of(traced))])
         inputs = tuple(node for node in nodes if node.op == "placeholder")
         calls = tuple(node for node in nodes if node.op in ("call_function", "get_attr") and node in needed)
         return cls(inputs, calls, nodes[-1].args[0], torch.device(device))

@@ -3,7 +3,7 @@
 The batch is split. The calls of each micro-batch are copies of those of the traced one, in the same order. What a step
 writes to a buffer, such as a counter, the next micro-batch reads in place of the buffer. Losses and gradients are added
 up as the graph says, and the outputs of an inference are joined. Copies of parameters that all micro-batches share are
-made once.
+made once. Each micro-batch writes its own statistics of batch norms.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from placeto.capture.building.state_flow import written_back
 from placeto.capture.trace import Capture
+from placeto.capture.tracing.statistics import KEPT, updates_of
 
 aten = torch.ops.aten
 
@@ -53,23 +53,26 @@ class _Unrolling:
         for node in divided:
             self._split(node, whole[node])
         outputs: Any = nodes[-1].args[0]
-        written = written_back(capture.traced)
+        updates = updates_of(capture.traced)
+        handed_on = {node: value for node, value, kept in updates if kept is None and node not in divided}
         totals: dict[Node, list[int]] = defaultdict(list)  # node -> the outputs of a training step that it is
         for place, node in enumerate(outputs if self.training else ()):
             totals[node].append(place)
         for number in range(self.count):
             if number:  # buffers are as the micro-batch before has left them
                 before = self.copies[number - 1]
-                self.copies[number] |= {node: before[value] for node, value in written.items() if node not in divided}
+                self.copies[number] |= {node: before[value] for node, value in handed_on.items()}
             for node in nodes:
                 if node.op in ("call_function", "get_attr") and node.target is not aten.copy_.default:
                     self._copy(node, number)
                     for place in totals[node]:
                         self._add(place, node, number)
         self.ends = [self._end(place, node) for place, node in enumerate(outputs)]
-        for node, value in written.items():
-            last = self._cat(value) if node in divided else self.copies[-1][value]
-            self._call(aten.copy_.default, (whole[node], last), whole[node].meta["val"])
+        values: list[Any] = [(node, copies[new], kept) for copies in self.copies for node, new, kept in updates if kept]
+        values += [(node, self.copies[-1][value], None) for node, value in handed_on.items()]
+        values += [(node, self._cat(new), None) for node, new, _ in updates if node in divided]
+        for node, new, kept in values:
+            self._call(aten.copy_.default, (whole[node], new), whole[node].meta["val"]).meta[KEPT] = kept
         self.graph.output(self.ends)
 
     def nodes_of_ops(self) -> list[tuple[str, ...]]:

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.building.idle import MOST_GROUPS, homes
-from placeto.capture.building.op_builder import BufferValue
 from placeto.capture.trace import capture_inference, capture_training
 from tests.captures import colocated, on_one_device, record, square
 from tests.runtime.true import assert_next_step, step_of
@@ -71,15 +69,6 @@ def test_counters_of_batches_count() -> None:
     graph = capture_training(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), [torch.zeros(2, 8)], lambda y: y.sum())
     assert record(graph, "1/native_batch_norm")["param_bytes"] == 2 * 4 * 8 + 8
     assert "buffer" not in graph.op_types
-
-
-def test_many_idle_modules_are_a_few_groups_of_one_size_and_an_empty_tensor_is_no_further_one() -> None:
-    idle, busy = [BufferValue(f"experts.{expert}.weight", 10) for expert in range(10 * MOST_GROUPS)], "router"
-    found = homes(idle, [{"module": busy, "type": "aten.mm"}])
-    assert {found.count(home) for home in found} == {10}
-    assert found == sorted(found, key=found.index), "neighbours stay together"
-    found = homes([*idle, BufferValue("last.weight", 0)], [{"module": busy, "type": "aten.mm"}])
-    assert len(set(found)) == MOST_GROUPS
 
 
 @pytest.mark.parametrize("placer", ["single", "roundrobin", "metis", "heft", "etf", "m-topo", "m-etf", "multilevel"])

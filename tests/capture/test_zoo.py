@@ -73,4 +73,6 @@ def test_graph_is_what_runs(name: str) -> None:
     for op, names in enumerate(capture.nodes):
         made = graph.output_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]].tolist()
         tensors = sizes.made[names[0]]  # what follows them stands for zeros and the like that the op reads
+        if graph.op_types[op] == "aten.native_batch_norm":  # where it runs, it returns its statistics as well
+            tensors = tensors[:3]
         assert [size for size in made if size][: len(tensors)] == tensors, graph.op_names[op]

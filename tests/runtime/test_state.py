@@ -1,4 +1,4 @@
-"""Statistics of batch norms that devices change in memory of their own."""
+"""Statistics of batch norms that several devices compute, or one with memory of its own."""
 
 import copy
 from typing import Any
@@ -6,43 +6,38 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
-from torch.nn import functional
 
 import placeto
 from placeto.capture.trace import trace_training
 from placeto.errors import RunError
-from placeto.runtime.changed_buffers import State
+from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.program import Program
-from placeto.runtime.unrolled import unrolled
-from tests.captures import square
+from tests.captures import Made, square
+from tests.runtime.true import placed
 
 
-def running(parts: list[Tensor]) -> list[Tensor]:
-    """Mean and variance after some batches, one after the other."""
-    mean, var = torch.full((3,), 0.5), torch.full((3,), 2.0)
-    for part in parts:
-        functional.batch_norm(part, mean, var, training=True, momentum=0.1)
-    return [mean, var]
+@pytest.mark.parametrize("split", [[0, 0, 0], [0, 1, 1], [1, 0, 1]])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_statistics_are_those_of_one_call_after_the_other(
+    split: list[int], calls: int, devices: list[LocalDevice]
+) -> None:
+    """Wherever micro-batches compute the norm, and however often they call it."""
 
+    def several(self: Any, x: Tensor) -> Tensor:
+        return sum((self.norm(x * (number + 1)) for number in range(calls)), x)
 
-@pytest.mark.parametrize("split", [(3,), (1, 2), (0, 3), (1, 1, 1)])
-def test_statistics_of_several_devices_are_those_of_one_after_the_other(split: tuple[int, ...]) -> None:
-    parts = list(torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)))
-    norm = nn.BatchNorm1d(3)
-    capture = unrolled(trace_training(norm, [torch.randn(12, 3)], square, micro_batches=3))
-    norms = [node for node in capture.traced.graph.nodes if node.target is torch.ops.aten.native_batch_norm.default]
-    state, leaves = State(capture.traced, []), [torch.ones(3), torch.zeros(3), *running([])]
-    before, first = state.save(leaves), 0
-    copies: list[tuple[list[Tensor], list[Node]]] = []
-    for count in split:
-        own = range(first, first + count)
-        copies.append(([*leaves[:2], *running([parts[i] for i in own])], [norms[i] for i in own]))
-        first += count
-    state.gather(leaves, before, copies)
-    for made, wanted in zip(leaves[2:], running(parts), strict=True):
-        assert torch.allclose(made, wanted, rtol=1e-6)
-        assert torch.equal(made, wanted) or sum(count > 0 for count in split) > 1
+    module = Made(several, norm=nn.BatchNorm1d(3))
+    twin, x = copy.deepcopy(module), torch.randn(12, 3)
+    capture = trace_training(module, [x], square, micro_batches=3)
+    ops = zip(capture.graph.micro_batches, capture.graph.op_names, strict=True)
+    placement = [split[part] if "norm" in name else 0 for part, name in ops]
+    step = placed(module, capture, [x], placement, devices)
+    for _ in range(2):
+        step(x)
+        for part in x.chunk(3):
+            twin(part)
+    for mine, its in zip(module.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -93,8 +88,8 @@ def test_buffers_that_get_another_shape(training: bool) -> None:
 
     def step() -> Any:
         how: dict[str, Any] = {"loss": square} if training else {"training": False}
-        placed = placeto.place(module, [x], cluster="2xv100", placer="roundrobin", **how)
-        return placed.compile(devices=["cpu:0", "cpu:1"])
+        made: Any = placeto.place(module, [x], cluster="2xv100", placer="roundrobin", **how)
+        return made.compile(devices=["cpu:0", "cpu:1"])
 
     before = copy.deepcopy(module.state_dict())
     with pytest.raises(RunError, match=r"gives '0.weight_fake_quant.scale' another shape.*: call the module once"):

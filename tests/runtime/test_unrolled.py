@@ -77,7 +77,8 @@ def test_a_step_is_that_of_one_micro_batch_after_the_other(name: str, count: int
     assert all(parameter.grad is not None for parameter in module.parameters())
     assert_same_gradients(module, twin)
     for (path, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
-        assert torch.equal(ours, theirs), path
+        # statistics of several micro-batches are computed in another way
+        torch.testing.assert_close(ours, theirs, rtol=1e-6 * ("running" in path), atol=1e-7 * ("running" in path))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -91,7 +92,8 @@ def test_each_op_stands_for_nodes_of_its_own(name: str) -> None:
     assert len(names) == len(set(names))
     for kind, of_op in zip(capture.graph.op_types, capture.nodes, strict=True):
         target = getattr(nodes[of_op[0]].target, "overloadpacket", None)
-        assert kind in ("parameter", "buffer", "gradient") or str(target) in (kind, f"{kind}_")
+        others = "parameter", "buffer", "gradient", "aten.native_batch_norm"  # a norm that runs returns its statistics
+        assert kind in others or str(target) in (kind, f"{kind}_")
     assert unrolled(capture) is capture
 
 

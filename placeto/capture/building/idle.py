@@ -14,9 +14,6 @@ from typing import Any
 
 from placeto.capture.building.op_builder import BufferValue, ParameterValue
 
-MOST_GROUPS = 32
-"""Parameters and buffers of modules without ops are colocated in at most this many sets, of about equal bytes."""
-
 
 def homes(idle: Sequence[BufferValue | ParameterValue], records: Sequence[Mapping[str, Any]]) -> list[int | str]:
     """The home of each: the number of the op that it is colocated with, or a name that colocated ones share.
@@ -35,17 +32,6 @@ def homes(idle: Sequence[BufferValue | ParameterValue], records: Sequence[Mappin
     for tensor in idle:
         module = tensor.path.rpartition(".")[0]
         places.append(first[module] if module in first else _topmost(tensor.path, busy))
-    names = {home: 0 for home in places if isinstance(home, str)}
-    if len(names) > MOST_GROUPS:
-        for tensor, home in zip(idle, places, strict=True):
-            if isinstance(home, str):
-                names[home] += tensor.bytes
-        total, bytes_before = max(sum(names.values()), 1), 0
-        parts = {}
-        for name, size in names.items():
-            parts[name] = f"part {min(bytes_before * MOST_GROUPS // total, MOST_GROUPS - 1)}"
-            bytes_before += size
-        places = [parts[home] if isinstance(home, str) else home for home in places]
     return places
 
 

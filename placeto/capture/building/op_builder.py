@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from networkx.utils import UnionFind
 from torch import Tensor
 from torch.fx import Node
 
@@ -69,7 +70,7 @@ class OpBuilder:
     names: Counter[str] = field(default_factory=Counter)
     values: dict[Node, Any] = field(default_factory=dict)  # MadeBy, tuple of it, one of the other kinds, or None
     counted: set[BufferValue] = field(default_factory=set)  # buffers whose bytes are counted with their first user
-    leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
+    together: UnionFind = field(default_factory=UnionFind)  # ops that are colocated
     labels: list[Label] = field(default_factory=list)  # where each op comes from
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
@@ -104,7 +105,6 @@ class OpBuilder:
         self.records[-1]["pass"] = label.part
         if not shared:
             self.records[-1]["micro_batch"] = 0
-        self.leader.append(len(self.leader))
         self.labels.append(label)
         self.repeated.append(shared and node.op == "call_function" and not _is_whole(node.all_input_nodes[0]))
         self.nodes.append([node.name])
@@ -152,17 +152,6 @@ class OpBuilder:
         """Whether a tensor is a parameter, a part of one, or a gradient that is kept with its parameter."""
         record = self.records[tensor.op]
         return record["type"] == "parameter" or tensor.output in record.get("resident_outputs", ())
-
-    def find(self, op: int) -> int:
-        """The first op of those that are colocated with an op."""
-        while self.leader[op] != op:
-            self.leader[op] = op = self.leader[self.leader[op]]
-        return op
-
-    def join(self, first: int, second: int) -> None:
-        """Colocate two ops."""
-        first, second = sorted((self.find(first), self.find(second)))
-        self.leader[second] = first
 
 
 def is_in_place(node: Node) -> bool:

@@ -97,7 +97,7 @@ def step_of(
     until = _held(builder, latest, outputs, mode == "training")
     hold(builder.records, until, [label.node for label in builder.labels], builder.rests)
     _add_idle(builder, placeholders)
-    leaders = [builder.find(op) for op in range(len(builder.records))]
+    leaders = [builder.together[op] for op in range(len(builder.records))]
     sizes = Counter(leaders)
     names = [record["name"] for record in builder.records]
     for leader, record in zip(leaders, builder.records, strict=True):
@@ -190,7 +190,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
         builder.records[op] |= {"signature": signature(node), "complex": any(map(torch.is_complex, outputs))}
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
-        builder.join(base.op, op)
+        builder.together.union(base.op, op)
         values = [MadeBy(op, i) for i in range(len(outputs))]
         return tuple(values) if isinstance(value, list | tuple) else values[0]
     cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
@@ -299,7 +299,7 @@ def _add_idle(builder: OpBuilder, placeholders: Sequence[Node]) -> None:
         if isinstance(tensor, ParameterValue):
             builder.nodes[op] = [shown.name for shown in tensor.shown]
         _count(builder.records[op], tensor.bytes)
-        builder.join(first_ops.setdefault(home, home if isinstance(home, int) else op), op)
+        builder.together.union(first_ops.setdefault(home, home if isinstance(home, int) else op), op)
 
 
 def _count(record: dict[str, Any], size: int) -> None:

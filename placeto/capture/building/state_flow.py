@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.tracing.dependencies import reached
+from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics
 from placeto.errors import CaptureError
 from placeto.problem.graph.module_paths import around
 
 aten = torch.ops.aten
 _OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
-_STATISTICS = slice(3, 5)  # places among the arguments of a batch norm
-_TRAINING: dict[Any, int] = {  # op of a batch norm -> the place of the argument that says whether it trains
-    aten.native_batch_norm.default: 5,
-    aten._native_batch_norm_legit_functional.default: 5,
-    aten.native_batch_norm_backward.default: 7,
-}
 
 
 def written_back(traced: GraphModule) -> dict[Node, Node]:
@@ -44,7 +38,7 @@ def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int
     Raises:
         CaptureError: a tensor is read in such a way, or is a parameter that is written.
     """
-    updated = {node for norm in traced.graph.nodes for node in _statistics(norm)}
+    updated = {node for norm in traced.graph.nodes for node in statistics(norm)}
     written, outputs = updated | written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
     for place, (path, node) in enumerate(tensors.items()):
         if node not in written:
@@ -66,7 +60,7 @@ def depending_on_calls(traced: GraphModule, buffers: Sequence[Node]) -> set[str]
         traced: one micro-batch, functional.
         buffers: their placeholders.
     """
-    updated = {node for norm in traced.graph.nodes for node in _statistics(norm)}
+    updated = {node for norm in traced.graph.nodes for node in statistics(norm)}
     written, outputs = written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
     found = set[str]()
     for node in buffers:
@@ -86,17 +80,8 @@ def _dependent(node: Node) -> list[Node]:
         packet = getattr(user.target, "overloadpacket", None)
         if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
             continue
-        if node not in _statistics(user):
+        if node not in statistics(user):
             dependents.append(user)
-        elif user.target is aten._native_batch_norm_legit_functional.default:  # it returns the new statistics last
-            dependents += [item for item in user.users if item.args[1] >= _STATISTICS.start]  # type: ignore[operator]
+        elif user.target is FUNCTIONAL:  # it returns the new statistics last
+            dependents += [item for item in user.users if item.args[1] >= STATISTICS.start]  # type: ignore[operator]
     return dependents
-
-
-def _statistics(node: Node) -> list[Node]:
-    """The running statistics that a node of a batch norm is given in training."""
-    training = _TRAINING.get(node.target)
-    if training is None or node.args[training] is not True:
-        return []
-    running = [stat for stat in node.args[_STATISTICS] if isinstance(stat, Node)]
-    return [stat for stat in running if stat not in (*node.args[: _STATISTICS.start], *node.args[_STATISTICS.stop :])]

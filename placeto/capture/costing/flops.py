@@ -1,8 +1,8 @@
 """FLOPs of products: a table of ops with their formulas, and a line about the computing ops that have no formula.
 
-Matrix products, convolutions, attention, Fourier transforms and systems of linear equations are counted, with 2 FLOPs
-for a multiplication and an addition. Other ops, such as norms, pooling and elementwise ops, have 0 FLOPs. Products of
-complex numbers take 4 times as many FLOPs as those of real numbers.
+Matrix products, convolutions, attention, distances and Fourier transforms are counted, with 2 FLOPs for a
+multiplication and an addition. Other ops, such as norms, pooling and elementwise ops, have 0 FLOPs. Products of complex
+numbers take 4 times as many FLOPs as those of real numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-from placeto.capture.costing.linalg_flops import SOLVING
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.uncounted import told, without_formula
 
@@ -88,11 +87,6 @@ def _convolution_of(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kw
     return 2 * out_val.numel() * prod(weight.shape[1:])
 
 
-def _sequence_convolution(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """FLOPs of a convolution with a weight (kernel, C, M): each output is a dot product with a filter."""
-    return 2 * out_val.numel() * prod(weight.shape[:2])
-
-
 def _deformed_backward(gradient: Tensor, x: Tensor, weight: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     return 2 * _convolution_of(x, weight, out_val=gradient)
 
@@ -112,12 +106,6 @@ def _heads(q: Tensor, k: Tensor, v: Tensor, width: int, *args: Any, out_val: Any
     return projections + 4 * queries * k.shape[1] * width
 
 
-def _encoder_layer(x: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """FLOPs of `nn.TransformerEncoderLayer` in one kernel: attention and two linear layers, of x (B, L, D)."""
-    weight = args[12]  # of the first of these layers
-    return _heads(x, x, x, width, out_val=out_val) + 4 * x.numel() * weight.shape[0]
-
-
 def _rows(a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
     """FLOPs of an op whose outputs are each a sum of products over the last dimension of the first input."""
     return 2 * out_val.numel() * a.shape[-1]
@@ -133,17 +121,9 @@ def _behind(formula: Callable[..., int]) -> Callable[..., int]:
     return lambda first, *args, **kwargs: formula(*args, **kwargs)
 
 
-def _foreach(left: Sequence[Tensor], right: Sequence[Tensor], *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return sum(2 * a.numel() * b.shape[-1] for a, b in zip(left, right, strict=True))
-
-
 def _first(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """FLOPs of an op that multiplies and adds each element of the first input once."""
     return 2 * a.numel()
-
-
-def _outer(y: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    return 2 * out_val.numel()
 
 
 def _trilinear(
@@ -180,25 +160,6 @@ def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) ->
     return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
 
 
-def _own_distances(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """FLOPs of the distances between all pairs of rows of a (N, M)."""
-    return a.shape[0] * (a.shape[0] - 1) * a.shape[1]
-
-
-def _own_distances_backward(gradient: Tensor, a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return 2 * _own_distances(a, out_val=out_val)  # each pair adds to the gradients of both of its rows
-
-
-def _combination(a: Tensor, coefficients: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """FLOPs of M sums of the N tensors in a (N, *), each tensor times its coefficient (M, N)."""
-    return 2 * coefficients.shape[0] * a.numel()
-
-
-def _recurrent(x: Tensor, w: Tensor, u: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """FLOPs of a recurrent layer: x (T, B, I) times w, and its states times u, which are the weights of all gates."""
-    return 2 * x.shape[0] * x.shape[1] * (w.numel() + u.numel())
-
-
 def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kwargs: Any) -> int:
     """FLOPs of a Fourier transform: 5 n log2 n for n complex numbers, and half of that if its input or output is real.
 
@@ -211,47 +172,30 @@ def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kw
 
 
 _KINDS: dict[Callable[..., int], str] = {
-    _rows: "_int_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
-    "_weight_int8pack_mm _dyn_quant_matmul_4bit _mixed_dtypes_linear mkldnn_linear _sparse_semi_structured_linear "
-    "linear matmul _scaled_mm _scaled_mm_v2",
-    _behind(_rows): "_addmm_activation",
+    _rows: "_int_mm",
     _behind(_grouped): "addbmm",
-    _grouped: "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2",
-    _foreach: "_foreach_mm",
+    _grouped: "_grouped_mm",
     _first: "mv dot vdot",
     _behind(_first): "addmv",
-    _outer: "addr",
     _trilinear: "_trilinear",
     _grid: "affine_grid_generator",
     _distances: "_euclidean_dist _cdist_forward",
     _behind(_distances): "_cdist_backward",
-    _own_distances: "_pdist_forward",
-    _own_distances_backward: "_pdist_backward",
-    _combination: "_compute_linear_combination",
     convolution_backward: "convolution_backward",
-    _convolution_of: "_conv_depthwise2d conv_depthwise3d slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d "
-    "mkldnn_convolution",
-    _sequence_convolution: "conv_tbc",
-    _recurrent: "mkldnn_rnn_layer",
     _heads: "_native_multi_head_attention",
-    _encoder_layer: "_transformer_encoder_layer_fwd",
-    _attention: "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable "
-    "_scaled_dot_product_attention_math_for_mps",
-    _attention_backward: "_scaled_dot_product_flash_attention_for_cpu_backward "
-    "_scaled_dot_product_fused_attention_overrideable_backward",
+    _attention: "_scaled_dot_product_flash_attention_for_cpu",
+    _attention_backward: "_scaled_dot_product_flash_attention_for_cpu_backward",
     _transform: "_fft_c2c _fft_r2c _fft_c2r",
 }
-_KERNELS = {kind: formula for formula, kinds in _KINDS.items() for kind in kinds.split()} | SOLVING
 FORMULAS: dict[str, Callable[..., int]] = {
-    **{f"aten.{name}": formula for name, formula in _KERNELS.items()},
+    **{f"aten.{name}": formula for formula, names in _KINDS.items() for name in names.split()},
     "torchvision.deform_conv2d": _convolution_of,
     "torchvision._deform_conv2d_backward": _deformed_backward,
 }
 """Type of op -> formula of its FLOPs, which takes the op's arguments and, as ``out_val``, what the op returns.
 
-For a type that isn't here, torch's own table is used."""
+They are for ops that a capture records. For a type that isn't here, torch's own table is used."""
 TRANSFORMS = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
 """Ops whose formula already counts complex numbers."""
-_PAIRS = ("_pdist_forward", "_pdist_backward", "_cdist_forward", "_cdist_backward")
-WITHOUT_TF32 = TRANSFORMS | {f"aten.{name}" for name in (*SOLVING, *_PAIRS)}
+WITHOUT_TF32 = TRANSFORMS | {"aten._cdist_forward", "aten._cdist_backward"}
 """Ops that compute in float32 where products compute in TF32."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.inputs.arguments import Inputs, call_module, plain
-from placeto.capture.inputs.objects import Kept, is_number, opened
+from placeto.capture.inputs.objects import is_number, opened
 from placeto.capture.tracing.dependencies import reached
 from placeto.errors import CaptureError
 
@@ -81,80 +81,71 @@ def joined(traced: GraphModule, batch: Sequence[Node], state: Sequence[Node], na
     return flags
 
 
-class Sizes:
-    """Calls of a module: of the whole batch, then of a micro-batch.
+class Sizes(NamedTuple):
+    """What a call of a module shows of the batch that it is given."""
 
-    Args:
-        kept: what an inference has returned, which the calls have to show to be joined rightly; None in training.
-    """
+    sequences: list[tuple[str, str, int]]  # path and kind of each layer without ``batch_first``, length of its sequence
+    outputs: list[Any]  # leaves of what the module returns
 
-    def __init__(self, kept: Kept | None = None) -> None:
-        self._kept = kept
-        self._lengths: list[list[tuple[str, str, int]]] = []  # path, kind and length of the sequence of each layer
-        self._outputs: list[list[Any]] = []
-
-    def matter(self, module: nn.Module) -> bool:
-        """Whether a second size is needed: there are layers without ``batch_first``, or numbers among the outputs."""
-        returns_numbers = self._kept is not None and bool(self._kept.values)
-        return not self._outputs and (returns_numbers or any(map(_is_sequence_first, module.modules())))
-
-    def call(self, module: nn.Module, inputs: Inputs) -> None:
-        """Call the module, and note the sequences that its layers are given, and what it returns."""
-        lengths: list[tuple[str, str, int]] = []
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Inputs) -> Sizes:
+        """Call the module."""
+        sequences: list[tuple[str, str, int]] = []
 
         def noting(path: str) -> Callable[..., None]:
             def hook(layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
                 sequence = next(iter((*arguments, *named.values())), None)
                 if isinstance(sequence, Tensor):
-                    lengths.append((path, type(layer).__name__, len(sequence)))
+                    sequences.append((path, type(layer).__name__, len(sequence)))
 
             return hook
 
         with ExitStack() as hooks:
             for path, layer in module.named_modules():
-                if _is_sequence_first(layer):
+                if is_sequence_first(layer):
                     hooks.enter_context(layer.register_forward_pre_hook(noting(path), with_kwargs=True))
-            output = call_module(module, inputs)
-        self._lengths.append(lengths)
-        self._outputs.append(tree_leaves(opened(output)))
-
-    def check(self, name: str) -> None:
-        """Refuse to split the batch if a sequence is shorter in a micro-batch, or if outputs can't be joined.
-
-        Args:
-            name: the name of the graph, for messages.
-
-        Raises:
-            CaptureError: this is so, as calls have shown.
-        """
-        if not self._outputs:
-            return
-        for (path, kind, length), (same_path, _, shorter) in zip(*self._lengths, strict=False):
-            if path == same_path and shorter < length:
-                layer = f"module {path!r} ({kind})" if path else "the module"
-                raise CaptureError(
-                    f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its "
-                    f"sequence of {length}: make it with batch_first=True and give the batch first, or use "
-                    "micro_batches=1"
-                )
-        if self._kept is None:
-            return
-        whole, part = ([leaf for leaf in leaves if is_number(leaf)] for leaves in self._outputs)
-        for batch, part_leaf in zip_longest(whole, part):
-            if batch != part_leaf:
-                raise CaptureError(
-                    f"{name}: the module returns {part_leaf!r} for a micro-batch and {batch!r} for the whole batch, "
-                    "and only tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
-                )
-        whole, part = ([leaf.shape for leaf in leaves if isinstance(leaf, Tensor)] for leaves in self._outputs)
-        for batch, part_leaf in zip(whole, part, strict=False):
-            if batch[1:] != part_leaf[1:]:
-                raise CaptureError(
-                    f"{name}: the module returns a tensor of shape {tuple(part_leaf)} for a micro-batch and of shape "
-                    f"{tuple(batch)} for the whole batch, so that dimension 0 of its output isn't the batch: return "
-                    "one row for each sample, or use micro_batches=1"
-                )
+            return cls(sequences, tree_leaves(opened(call_module(module, inputs))))
 
 
-def _is_sequence_first(layer: nn.Module) -> bool:
+def check_sizes(whole: Sizes, part: Sizes, joined: bool, name: str) -> None:
+    """Refuse to split the batch if a sequence is shorter in a micro-batch, or if outputs can't be joined.
+
+    Args:
+        whole: of a call with the whole batch.
+        part: of a call with a micro-batch.
+        joined: whether outputs of micro-batches are joined.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: this is so.
+    """
+    for (path, kind, length), (same_path, _, shorter) in zip(whole.sequences, part.sequences, strict=False):
+        if path == same_path and shorter < length:
+            layer = f"module {path!r} ({kind})" if path else "the module"
+            raise CaptureError(
+                f"{name}: {layer} has its batch in dimension 1, and micro-batches split dimension 0, here its "
+                f"sequence of {length}: make it with batch_first=True and give the batch first, or use "
+                "micro_batches=1"
+            )
+    if not joined:
+        return
+    numbers = [filter(is_number, each.outputs) for each in (whole, part)]
+    for of_batch, of_part in zip_longest(*numbers):
+        if of_batch != of_part:
+            raise CaptureError(
+                f"{name}: the module returns {of_part!r} for a micro-batch and {of_batch!r} for the whole batch, "
+                "and only tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+            )
+    tensors = ([leaf for leaf in each.outputs if isinstance(leaf, Tensor)] for each in (whole, part))
+    for of_batch, of_part in zip(*tensors, strict=False):
+        if of_batch.shape[1:] != of_part.shape[1:]:
+            raise CaptureError(
+                f"{name}: the module returns a tensor of shape {tuple(of_part.shape)} for a micro-batch and of shape "
+                f"{tuple(of_batch.shape)} for the whole batch, so that dimension 0 of its output isn't the batch: "
+                "return one row for each sample, or use micro_batches=1"
+            )
+
+
+def is_sequence_first(layer: nn.Module) -> bool:
+    """Whether a layer of torch takes the sequence in dimension 0, and the batch in dimension 1."""
     return isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and not layer.batch_first

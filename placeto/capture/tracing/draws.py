@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from placeto.capture.tracing.checkpoints import Function, Steps, checkpointing_by
 from placeto.capture.tracing.layouts import ON_COPY
 from placeto.capture.tracing.lifetimes import SOURCE
+from placeto.capture.tracing.statistics import as_values
 
 DRAWN = "drawn"
 """Key in a node's ``meta``: the node of the forward pass that draws the same numbers."""
@@ -126,8 +127,9 @@ def to_be_run(traced: GraphModule) -> None:
     drawn in the order in which its elements lie in memory, as in the module. `aten.bernoulli`, which stands for
     `bernoulli_` in a graph without in-place ops, would draw that of a transposed tensor in another order. So
     `bernoulli_` is put back where no other node reads the tensor that it fills. Other ops that would lay out their
-    result in another way than the module's are run in place, on a copy.
+    result in another way than the module's are run in place, on a copy. Batch norms return their statistics.
     """
+    as_values(traced)
     for node in traced.graph.nodes:
         first = node.meta.get(DRAWN)
         if node.target is operator.getitem and DRAWN in node.args[0].meta:
@@ -139,8 +141,11 @@ def to_be_run(traced: GraphModule) -> None:
             node.target = aten.bernoulli_.float
         elif node.op == "call_function" and (op := of_generator(node.target)) not in (None, node.target):
             node.target, node.kwargs = op, {"generator": None} | node.kwargs
-        elif (in_place := node.meta.get(ON_COPY)) is not None:
-            node.target = in_place
+        elif node.meta.get(ON_COPY):
+            with traced.graph.inserting_before(node):
+                copy = traced.graph.call_function(aten.clone.default, node.args[:1])
+            copy.meta["val"] = node.args[0].meta["val"]
+            node.target, node.args = node.meta[RAN], (copy, *node.args[1:])
 
 
 def _fills(node: Node) -> bool:

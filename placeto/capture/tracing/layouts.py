@@ -7,7 +7,6 @@ Products of another layout round in another way. So the op in place is run, on a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,22 +15,11 @@ from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
 ON_COPY = "on copy"
-"""Key in a node's ``meta``: the function that a placed step calls in place of the node's op."""
+"""Key in a node's ``meta``: whether a placed step runs the op in place that the module ran, on a copy."""
 
 
-@dataclass(frozen=True)
-class OnCopy:
-    """A function that changes a copy of its first argument by an op in place, and returns the copy."""
-
-    op: OpOverload
-
-    def __call__(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Call the op in place on a copy of the tensor, which has the same layout."""
-        return self.op(tensor.clone(), *args, **kwargs)
-
-
-def on_copy(func: Any, ran: Any, args: Sequence[Any], result: Any) -> OnCopy | None:
-    """What gives the layout of the op in place that the module ran; None if the functional op gives it.
+def is_on_copy(func: Any, ran: Any, args: Sequence[Any], result: Any) -> bool:
+    """Whether only the op in place that the module ran gives its result the layout that it has in the module.
 
     Args:
         func: the functional op.
@@ -40,14 +28,14 @@ def on_copy(func: Any, ran: Any, args: Sequence[Any], result: Any) -> OnCopy | N
         result: what the functional op has returned.
     """
     if not isinstance(ran, OpOverload) or not isinstance(result, Tensor) or not args or not isinstance(args[0], Tensor):
-        return None
+        return False
     with no_dispatch():
         dense = torch.empty_like(args[0]).stride() == args[0].stride()
     if not dense or args[0].stride() == result.stride() or args[0].shape != result.shape:
-        return None
+        return False
     names = func.overloadpacket.__name__ + "_", func._overloadname
     is_twin = names == (ran.overloadpacket.__name__, ran._overloadname) and args[0].dtype == result.dtype
-    return OnCopy(ran) if is_twin and torch.Tag.nondeterministic_seeded not in ran.tags else None
+    return is_twin and torch.Tag.nondeterministic_seeded not in ran.tags
 
 
 def layouts_of(value: Any) -> Any:

@@ -26,12 +26,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from placeto.capture.costing.node_costs import DECOMPOSITIONS
 from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.draws import RAN, carry_draws
-from placeto.capture.tracing.layouts import ON_COPY, layouts_of, on_copy
+from placeto.capture.tracing.layouts import ON_COPY, is_on_copy, layouts_of
 from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over, storage_of
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
 from placeto.capture.tracing.refused_dtypes import check_dtypes
 from placeto.capture.tracing.sharing import Sharing
+from placeto.capture.tracing.statistics import NORM, STATISTICS, TRAINING, statistics
 from placeto.capture.tracing.storages import as_stored
 from placeto.errors import CaptureError
 
@@ -39,9 +40,7 @@ aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
-_BATCH_NORMS = {aten.native_batch_norm.default, aten.native_batch_norm_backward.default}
 _CONTIGUOUS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}  # pointwise ops that don't keep a layout
-_STATISTICS, _TRAINING = slice(3, 5), 5  # places among the arguments of a batch norm
 _LOST = (
     "a tensor is changed in place that is no parameter, no buffer and no argument, and a placed step would not change "
     "it: register it as a buffer (self.register_buffer), or pass it in and out"
@@ -185,13 +184,13 @@ class _Recorder(TorchDispatchMode):
         if len(self.stand_ins):
             args, kwargs = tree_map(self._on_cpu, (args, kwargs))
         result = as_stored(func, args, _SHAPES.get(func, func)(*args, **kwargs))
-        in_place = None if (source := self.labels.source) is None else on_copy(func, source.meta.get(RAN), args, result)
-        if in_place is not None:
-            result = in_place(*args, **kwargs)
+        ran = None if (source := self.labels.source) is None else source.meta.get(RAN)
+        if on_copy := is_on_copy(func, ran, args, result):
+            result = ran(args[0].clone(), *args[1:], **kwargs)  # type: ignore[misc]
         leaves = result if isinstance(result, list | tuple) else (result,)
         if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
             node = self._add(func, *sources, result)
-            node.meta[ON_COPY] = in_place
+            node.meta[ON_COPY] = on_copy
         elif torch.Tag.data_dependent_output in func.tags:
             self.values |= {leaf for leaf in tree_leaves(sources) if isinstance(leaf, Node)}
         return result
@@ -309,13 +308,11 @@ class _Replay(Interpreter):
 def _changes_statistics(node: Node) -> bool:
     """Whether a batch norm, whose schema doesn't say that it changes its statistics, changes what other ops read.
 
-    Statistics that are an input and that only batch norms use are left to the runtime. All others, such as those that
-    an instance norm repeats for each sample, follow from the op that says what it changes.
+    Statistics that are an input and that only batch norms in training use are left to `statistics.as_values`. All
+    others, such as those that an instance norm repeats for each sample, follow from the op that says what it changes.
     """
-    if node.target is not aten.native_batch_norm.default or node.args[_TRAINING] is not True:
-        return False
-    used = [stat for stat in node.args[_STATISTICS] if isinstance(stat, Node)]
-    return any(stat.op != "placeholder" or any(user.target not in _BATCH_NORMS for user in stat.users) for stat in used)
+    changed = statistics(node) if node.target is NORM else []
+    return any(stat.op != "placeholder" or any(stat not in statistics(user) for user in stat.users) for stat in changed)
 
 
 @cache
@@ -331,8 +328,8 @@ def _is_mutable(func: Any) -> bool:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Node]:
     """The arguments that an op changes, the statistics of a batch norm among them."""
-    if func is aten.native_batch_norm.default and args[_TRAINING] is True:
-        yield from (statistic for statistic in args[_STATISTICS] if isinstance(statistic, Node))
+    if func is NORM and args[TRAINING] is True:
+        yield from (statistic for statistic in args[STATISTICS] if isinstance(statistic, Node))
     if _is_mutable(func):
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:

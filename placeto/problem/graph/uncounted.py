@@ -10,7 +10,7 @@ from placeto.problem.graph.graph import ComputationGraph
 _COMPUTING = {
     "aten": re.compile(
         r"mm(_|$)|mv(_|$)|matmul|conv(?!ert)|linear(?!\dd)|attention|_rnn|lstm(?!_cell)|gru(?!_cell)|transformer"
-        r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
+        r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr|pdist"
     ),
     "onnx": re.compile(
         r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|[Ff][Ff][Tt]$|DFT|STFT|Mamba|^CDist$|^Det$|Inverse$|Search$"

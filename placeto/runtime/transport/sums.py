@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
         for op, node in zip([*ops, home], [*chain, nodes[capture.nodes[home][0]]], strict=True):
             node.args = tuple(behind[tensor] for tensor in read[graph.input_ptr[op] : graph.input_ptr[op + 1]].tolist())
         for node in chain:
-            if _may_be_overwritten(node.args[0], node):
+            if _may_be_overwritten(cast(Node, node.args[0]), node):
                 node.target = torch.ops.aten.add_.Tensor
     stable_topological_sort(capture.traced)
     return capture
@@ -65,11 +65,8 @@ def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Seq
     return simulate(problem, placement, order=order_of_lists(graph, [list(ops) for ops in lists]))
 
 
-def _may_be_overwritten(total: Any, addition: Node) -> bool:
-    """Whether an addition's sum fits in the memory of its first term `total`, which nothing else needs."""
-    if not isinstance(total, Node) or total.meta["val"].dtype != addition.meta["val"].dtype:
-        return False
-    user = addition
+def _may_be_overwritten(total: Node, user: Node) -> bool:
+    """Whether the first term `total` of an addition `user` has memory of its own, which nothing else needs."""
     while set(total.users) == {user} and total.op == "call_function" and _has_own_memory(total.meta["val"]):
         if not is_view(total.target):
             return total.target is not operator.getitem or not is_view(total.all_input_nodes[0].target)
