@@ -75,15 +75,9 @@ def logarithm(relative: np.ndarray) -> np.ndarray:
     return -np.log(relative)
 
 
-def linear(relative: np.ndarray) -> np.ndarray:
-    """Minus the makespan of a whole placement."""
-    return -relative
-
-
 PLACEMENT_REWARDS: dict[str, PlacementReward] = {
     "sqrt": square_root,
     "log": logarithm,
-    "linear": linear,
 }
 """Name -> reward of each whole placement. `find_placement_reward` also has those of other packages."""
 

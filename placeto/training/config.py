@@ -144,8 +144,8 @@ class OneShotLearningConfig:
     samples: Count = 16
     """Placements of each graph of an iteration."""
     reward: str = "sqrt"
-    """What a placement is worth: minus the square root (sqrt) or the logarithm (log) of its makespan, or minus its
-    makespan (linear), relative to the best single device. Or another of `placeto list placement-rewards`."""
+    """What a placement is worth: minus the square root (sqrt) or the logarithm (log) of its makespan, relative to the
+    best single device. Or another of `placeto list placement-rewards`."""
     failed: Annotated[float, within(-1e9, 0.0)] | None = None
     """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
     the reward of its penalised makespan."""

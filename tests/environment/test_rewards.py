@@ -25,4 +25,4 @@ def test_rewards_at_the_end_have_the_same_sum():
 
 def test_shorter_placements_are_worth_more():
     worth = {name: reward(np.array([0.25, 1.0])).tolist() for name, reward in PLACEMENT_REWARDS.items()}
-    assert worth == {"sqrt": [-0.5, -1.0], "log": [pytest.approx(np.log(4.0)), 0.0], "linear": [-0.25, -1.0]}
+    assert worth == {"sqrt": [-0.5, -1.0], "log": [pytest.approx(np.log(4.0)), 0.0]}

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -94,13 +95,14 @@ def test_advantages_in_closed_form():
     best = OneShotLearningConfig(baseline="quantile", quantile=0.5)
     relative = np.array([[1.0, 4.0, 16.0]])
     torch.testing.assert_close(advantages_of(relative, best, [0], {}).advantage, torch.tensor([[1.0, 0.0, 0.0]]))
-    linear = OneShotLearningConfig(reward="linear")
-    torch.testing.assert_close(advantages_of(relative, linear, [0], {}).advantage, torch.tensor([[6.0, 3.0, -9.0]]))
+    log = OneShotLearningConfig(reward="log")
+    expected = torch.tensor([[1.0, 0.0, -1.0]]) * math.log(4.0)
+    torch.testing.assert_close(advantages_of(relative, log, [0], {}).advantage, expected)
 
 
 def test_the_baseline_of_all_trials_is_their_plain_mean():
-    config, history = OneShotLearningConfig(baseline="trials", reward="linear"), {}
-    rounds = [np.array([[1.0, 3.0]]), np.array([[4.0, 4.0]]), np.array([[0.0, 2.0]])]
+    config, history = OneShotLearningConfig(baseline="trials"), {}
+    rounds = [np.array([[1.0, 9.0]]), np.array([[16.0, 16.0]]), np.array([[0.0, 4.0]])]
     found = [advantages_of(relative, config, [3], history).advantage for relative in rounds]
     torch.testing.assert_close(torch.cat(found), torch.tensor([[1.0, -1.0], [-2.0, -2.0], [3.0, 1.0]]))
     torch.testing.assert_close(history[3], torch.tensor([-7 / 3, 3.0]))
