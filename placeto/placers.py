@@ -236,6 +236,7 @@ def throughput_placer(name: str | None) -> tuple[str, Placer]:
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.env_config import EnvConfig
+    from placeto.policies import placer_of
     from placeto.policies.guided_search import search_settings
     from placeto.training.checkpoint import check_shapes, load_checkpoint, matching, policy_of
     from placeto.training.config import check_loaded
@@ -249,7 +250,9 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         if entry.kind == "iterative":
             check_loaded(env=EnvConfig(**config["env"]), search=search_settings(config))
         check_shapes(entry.policy, settings, checkpoint["best_parameters"])
-        return name, entry.placer(checkpoint, entry.make(settings))
+        network = entry.make(settings)
+        network.load_state_dict(checkpoint["best_parameters"])
+        return name, placer_of(entry.kind, checkpoint, network.eval())
 
 
 @cache

@@ -17,7 +17,7 @@ from placeto.environment import rewards
 from placeto.errors import GraphError, PlacerError, TrainingError
 from placeto.placers import load_family, load_placer, load_split, placer_names, resolve_graph
 from placeto.plumbing.extensions import load_extension
-from placeto.policies.episodic import EpisodePlacer
+from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -83,7 +83,7 @@ def test_what_packages_add_is_listed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("extended")
-@pytest.mark.parametrize(("placer", "kind"), [("pairwise", EpisodePlacer), ("solo", SamplingPlacer)])
+@pytest.mark.parametrize(("placer", "kind"), [("pairwise", GuidedPlacer), ("solo", SamplingPlacer)])
 def test_policies_of_packages_train_on_a_familys_graphs_place_and_are_evaluated(
     placer: str, kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from placeto.problem.flat import concatenated
 from placeto.problem.grouping import Groups, group_ops
-from placeto.problem.grouping.group_arrays import GroupArrays, group_arrays, new_group_arrays
+from placeto.problem.grouping.group_arrays import group_arrays
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 
 
@@ -65,22 +65,11 @@ class Instance:
         return reach
 
 
-@lru_cache(maxsize=1024)
 def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
-    """Make the instance of a problem and its groups (those of `group_ops` if not given); cached."""
+    """Make the instance of a problem and its groups (those of `group_ops` if not given)."""
     groups = group_ops(problem) if groups is None else groups
-    return _instance(problem, groups, group_arrays(problem.graph, groups))
-
-
-def new_instance(problem: PlacementProblem, groups: Groups) -> Instance:
-    """Make the instance of a problem and groups that aren't used again: not cached."""
-    return _instance(problem, groups, new_group_arrays(problem.graph, groups))
-
-
-def _instance(problem: PlacementProblem, groups: Groups, arrays: GroupArrays) -> Instance:
     graph, group, num_groups = problem.graph, groups.group, groups.num_groups
-    position = np.empty(graph.num_ops, np.int64)
-    position[graph.topological_order] = np.arange(graph.num_ops)
+    arrays = group_arrays(graph, groups)
 
     # tensor arcs: one for each tensor and each other group that reads it
     crossing = group[graph.edge_src] != group[graph.edge_dst]
@@ -92,7 +81,7 @@ def _instance(problem: PlacementProblem, groups: Groups, arrays: GroupArrays) ->
     pairs, arc_pair = np.unique(np.stack([group[producer], arcs[1]]), axis=1, return_inverse=True)
 
     traversal = np.empty(num_groups, np.int64)
-    traversal[np.argsort(position[arrays.ops[arrays.op_ptr[:-1]]], kind="stable")] = np.arange(num_groups)
+    traversal[np.argsort(graph.position[arrays.ops[arrays.op_ptr[:-1]]], kind="stable")] = np.arange(num_groups)
     flat = FlatInstances(
         np.array([0, num_groups], np.int64),
         np.array([0, arcs.shape[1]], np.int64),

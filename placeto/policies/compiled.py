@@ -9,12 +9,15 @@ Legend: V nodes, M arcs, D devices, R requested pairs, H hidden, N rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
+
+if TYPE_CHECKING:
+    from placeto.environment.observation import Observation
 
 FINE = 0.003
 """A feature x is asinh(x / FINE) on the logarithmic scale, which is nearly linear below FINE."""
@@ -87,33 +90,16 @@ class CompiledPolicy:
         parameters = {name: value.cpu() for name, value in policy.state_dict().items()}
         return cls(parameters, policy.config.rounds, policy.config.change_weight)
 
-    def __call__(
-        self,
-        node: np.ndarray,
-        pair: np.ndarray,
-        arcs: np.ndarray,
-        edge: np.ndarray,
-        current: np.ndarray,
-        asked: np.ndarray,
-    ) -> np.ndarray:
-        """Return logits (V, D) float32; 0 at each node's current device and at pairs that aren't requested.
-
-        Args:
-            node: (V, node features) float32.
-            pair: (V, D, pair features) float32.
-            arcs: (2, M) int64, source and target node of each arc.
-            edge: (M, edge features) float32.
-            current: (V,) int64, device of each node.
-            asked: (V, D) bool, the requested pairs.
-        """
+    def __call__(self, seen: Observation, legal: np.ndarray) -> np.ndarray:
+        """Return logits (V, D) float32 of moves; 0 at each node's current device and at pairs not in `legal` (V, D)."""
         with np.errstate(all="ignore"):  # numbers may overflow: a sweep makes no move by logits that aren't finite
-            base = _begin(self._network, node, pair, current)
+            base = _begin(self._network, seen.node, seen.pair, seen.current)
             if self._from_messages is not None:
                 z = np.maximum(base, np.float32(0.0))
                 for messages in self._rounds:
-                    _exchange(messages, z, arcs, edge)
+                    _exchange(messages, z, seen.arcs, seen.edge)
                 base += z @ self._from_messages.weight
-            return _finish(self._network, base, pair, current, asked, self._change_weight)
+            return _finish(self._network, base, seen.pair, seen.current, legal, self._change_weight)
 
     def _linear(self, name: str) -> Linear:
         weight = np.ascontiguousarray(self.parameters[f"{name}.weight"].T)
@@ -243,7 +229,7 @@ def _finish(
     asked: np.ndarray,
     change_weight: np.float32,
 ) -> np.ndarray:
-    """Compute the logits (V, D) from `base` (V, H); the other arguments are those of `CompiledPolicy.__call__`."""
+    """Compute the logits (V, D) of the pairs `asked` (V, D) from `base` (V, H)."""
     nodes, devices = asked.shape
     slot, device = np.empty(nodes * devices, np.int64), np.empty(nodes * devices, np.int64)
     count = 0

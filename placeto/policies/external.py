@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from placeto.plumbing import extensions
 from placeto.plumbing.extensions import described, load_extension, named_extensions, raised, takes_one
 from placeto.policies import POLICIES, PolicyEntry
 
-_PLACING = {"iterative": ("episodic", "episode_placer"), "one-shot": ("one_shot.sampling", "sampling_placer")}
+_KINDS = "iterative", "one-shot"
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,8 @@ class ExternalPolicy:
     """A learned placer of another package, which an entry point of the group `placeto.policies` names."""
 
     kind: Literal["iterative", "one-shot"]
-    """An iterative policy moves one node at a time. A one-shot policy places a whole graph at once."""
+    """An iterative policy moves one node at a time. A one-shot policy places a whole graph at once. A search is guided
+    by the first as by the policy of `placeto`, and places with samples of the second."""
     config: type
     """Dataclass of the policy's settings, each with a default. For a one-shot policy, one of them is `units`."""
     policy: Callable[[Any], Any]
@@ -38,12 +38,6 @@ class ExternalPolicy:
     """Default settings of its learning, a `LearningConfig` or `OneShotLearningConfig`; None = those of its kind."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """Default settings of the episodes of an iterative policy."""
-
-    @property
-    def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
-        """The function that makes a placer from a checkpoint and a network of the checkpoint's settings."""
-        module, name = _PLACING[self.kind]
-        return getattr(import_module(f"placeto.policies.{module}"), name)
 
     def make(self, settings: Any) -> Any:
         """Return a new network with the given settings, an instance of `config`.
@@ -132,8 +126,8 @@ def _wrong(policy: Any) -> str:
     """Say what is wrong with what an entry point names; "" if it is a usable `ExternalPolicy`."""
     if not isinstance(policy, ExternalPolicy):
         return f"is no ExternalPolicy, but {policy!r:.60}"
-    if policy.kind not in _PLACING:
-        return f"kind must be {' or '.join(_PLACING)}, not {policy.kind!r:.60}"
+    if policy.kind not in _KINDS:
+        return f"kind must be {' or '.join(_KINDS)}, not {policy.kind!r:.60}"
     if not (isinstance(policy.config, type) and is_dataclass(policy.config)):
         return f"config must be a dataclass, not {policy.config!r:.60}"
     try:

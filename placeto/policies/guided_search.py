@@ -30,7 +30,7 @@ from placeto.heuristics.local_search.starts import (
 from placeto.heuristics.rules import Rule
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.learned_placer import LearnedPlacer
-from placeto.policies.sweeps import GuidedConfig, Sweeper
+from placeto.policies.sweeps import GuidedConfig, Scorer, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
@@ -74,14 +74,15 @@ class GuidedPlacer(LearnedPlacer):
     counted: see `one_pass`.
     """
 
-    name = "placeto"
-
     def __init__(
-        self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig | None = None, start: Rule = begin
+        self,
+        policy: Scorer,
+        env: EnvConfig,
+        search: GuidedConfig | None = None,
+        start: Rule = begin,
+        name: str = "placeto",
     ) -> None:
-        self.start = start
-        self.policy = policy
-        self.env = env
+        self.name, self.start, self.policy, self.env = name, start, policy, env
         self.search = search or GuidedConfig()
         self.sweeper = Sweeper(policy, env, self.search)
 
@@ -115,28 +116,28 @@ class GuidedPlacer(LearnedPlacer):
                         self.sweeper.sweep(evaluator)
                     evaluator.regroup(parts_of(problem, groups))
                     self.sweeper.sweep(evaluator)
-            return replace(evaluator.result(), placer="placeto")
+            return replace(evaluator.result(), placer=self.name)
 
 
-def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:
+def guided_placer(checkpoint: Mapping[str, Any], network: Any = None) -> GuidedPlacer:
     """Make a placer from a checkpoint, with the parameters that were best in validation.
 
     Args:
         checkpoint: as `placeto.training.checkpoint` or `placeto.policies.weights` loads it.
-        policy: a `PlacetoPolicy` with the checkpoint's settings, into which the parameters are loaded, which checks
-            their names and shapes. None = no torch network is made, and only the presence of the parameters is checked.
+        network: the policy with these parameters; that of `placeto` isn't needed, since its parameters are compiled.
 
     Raises:
-        RuntimeError: the parameters aren't those of `policy`.
-        KeyError: without a policy: a parameter is missing.
+        KeyError: a parameter of `placeto` is missing.
     """
-    config, parameters = checkpoint["config"], checkpoint["best_parameters"]
-    if policy is None:
-        compiled = CompiledPolicy(parameters, config["policy"]["rounds"], config["policy"]["change_weight"])
+    config, scorer = checkpoint["config"], None
+    if checkpoint["placer"] == "placeto":
+        settings = config["policy"]
+        scorer = CompiledPolicy(checkpoint["best_parameters"], settings["rounds"], settings["change_weight"])
     else:
-        policy.load_state_dict(parameters)
-        compiled = CompiledPolicy.of(policy)
-    return GuidedPlacer(compiled, EnvConfig(**config["env"]), search_settings(config))
+        from placeto.policies.pair_policy import TorchScorer  # imported here, because its module imports torch
+
+        scorer = TorchScorer(network)
+    return GuidedPlacer(scorer, EnvConfig(**config["env"]), search_settings(config), name=checkpoint["placer"])
 
 
 def search_settings(config: Mapping[str, Any]) -> GuidedConfig:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from placeto.errors import PlacerError
 from placeto.problem.problem import PlacementProblem, check_problem
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.threads import one_thread
@@ -34,8 +35,6 @@ class LearnedPlacer(ABC):
         """
         check_problem(problem)
         if problem.num_devices > self.most_devices:
-            from placeto.policies.pair_policy import PlacerError  # imported here, because its module imports torch
-
             raise PlacerError(
                 f"the policy was trained on {self.most_devices:g} devices at most, the cluster {problem.cluster.name} "
                 f"has {problem.num_devices}: it has learned nothing about the others; train on a cluster of as many"

@@ -1,4 +1,4 @@
-"""What the iterative policies share: a check of what they return, and a distribution over (node, device) pairs.
+"""What the iterative policies share: a check of what they return, a distribution over moves, and their scores.
 
 Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the largest graph, D devices.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from placeto.environment.observation import Observation
 from placeto.errors import PlacerError
 
 if TYPE_CHECKING:
@@ -34,6 +36,27 @@ def answers(policy: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and not parts[0].requires_grad:
         raise PlacerError(f"{type(policy).__name__} returns logits that don't depend on its parameters")
     return parts[0], parts[1]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchScorer:
+    """Scores moves for guided search, as `CompiledPolicy` does, with a policy of another package."""
+
+    policy: nn.Module
+
+    def __call__(self, seen: Observation, legal: np.ndarray) -> np.ndarray:
+        """Return the logits (V, D) of all moves of an observation.
+
+        Raises:
+            PlacerError: see `answers`.
+        """
+        from placeto.environment.tensors import to_data  # imported here, because its module imports torch_geometric
+
+        data = to_data(seen)
+        data.legal = torch.from_numpy(legal)
+        with torch.no_grad():
+            logits: np.ndarray = answers(self.policy, data)[0].numpy()
+        return logits
 
 
 def _described(part: Any) -> str:

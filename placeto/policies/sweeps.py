@@ -9,7 +9,7 @@ Legend: G groups, D devices, C joined groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,13 +17,15 @@ import numpy as np
 
 from placeto.environment.columns import NODE
 from placeto.environment.env_config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, new_instance
-from placeto.environment.observation import look
+from placeto.environment.instance import Instance, InstanceBatch, make_instance
+from placeto.environment.observation import Observation, look
 from placeto.heuristics.local_search.joining import Coarsening
 from placeto.plumbing.ranges import Count
-from placeto.policies.compiled import CompiledPolicy
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
+
+Scorer = Callable[[Observation, np.ndarray], np.ndarray]
+"""Returns the logits (C, D) of moves, from the observation of C joined groups and the legal moves (C, D) bool."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Sweeper:
     An evaluation of the policy is no further simulation of the budget, because the placement was simulated before.
     """
 
-    def __init__(self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig) -> None:
+    def __init__(self, policy: Scorer, env: EnvConfig, search: GuidedConfig) -> None:
         self.policy, self.env, self.search = policy, env, search
         self._in_order = env.order == "topological"
 
@@ -88,7 +90,7 @@ class Sweeper:
         """
         at_work("policy")
         settings, (placement, best) = self.search, evaluator.best_groups
-        instance = new_instance(evaluator.problem, evaluator.groups)
+        instance = make_instance(evaluator.problem, evaluator.groups)
         coarsening, groups = Coarsening(instance.problem, instance.groups), np.arange(len(placement))
         vain, tried = 0, set[tuple[bytes, int]]()
         views: list[View | None] = []
@@ -139,7 +141,7 @@ class Sweeper:
             if old is not None and old.shows(placement):
                 views.append(old)
             elif left < size:
-                views.append(View.of(new_instance(instance.problem, coarsening.groups_of(joined)), joined))
+                views.append(View.of(make_instance(instance.problem, coarsening.groups_of(joined)), joined))
             else:
                 views.append(None)
             size = left
@@ -176,11 +178,11 @@ class Sweeper:
         """
         visited = (view.traversal < turn) & self._in_order
         seen = look(view.batch, placement, visited)
-        legal = seen.offered
+        legal = seen.offered.copy()
         if self._in_order:  # only the traversal's node moves, and it may also stay where it is
             legal &= (view.traversal == turn)[:, None]
             seen.node[:, NODE.is_current] = view.traversal == turn
         else:
             legal[np.arange(len(placement)), placement] = False
-        logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, legal)
+        logits = self.policy(seen, legal)
         return np.where(legal & np.isfinite(logits).all(), logits, -np.inf)

@@ -6,8 +6,9 @@ Legend: B episodes, G groups (the nodes), T = G moves of a traversal, D devices,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -69,17 +70,44 @@ class TraversalPlacer(LearnedPlacer):
 
         The devices are drawn from the policy with `random`, or are the most likely ones if `random` is None.
         """
-        state = walk.begin(1, walk.random_start())
-        for _ in range(walk.num_groups):
+        begin, noise = walk.begin(1, walk.random_start()), None
+        if random is not None:
+            noise = (torch.empty(1, walk.num_devices).exponential_(generator=random) for _ in range(walk.num_groups))
+        before = begin.placement
+        for *_, state in visits(self.policy, around, begin, noise):
+            if not np.array_equal(before, state.placement):
+                evaluator.score(state.placement[0])
             if evaluator.exhausted:
                 return
-            noise = None
-            if random is not None:
-                noise = torch.empty(1, walk.num_devices).exponential_(generator=random)
-            action = decide(self.policy, torch.from_numpy(state.features), state.current, around, noise)
-            before, state = state, state.move(action.numpy())
-            if not np.array_equal(before.placement, state.placement):
-                evaluator.score(state.placement[0])
+            before = state.placement
+
+
+def visits(
+    policy: PlacetoPaperPolicy,
+    around: Surroundings,
+    state: WalkState,
+    noise: Iterable[Tensor] | None = None,
+    lap: Callable[[str], None] = lambda part: None,
+) -> Iterator[tuple[Tensor, Tensor, WalkState]]:
+    """Visit each group once; yield the features (B, G, F) that the policy reads, its devices (B,), and the next state.
+
+    Args:
+        policy: chooses the device of each group.
+        around: what the policy reads of the graph.
+        state: of B episodes, before the first visit.
+        noise: T tensors (B, D) of draws from the exponential distribution of mean 1, by which devices are drawn from
+            the policy; None = the most likely devices.
+        lap: called at the end of each piece of work, with what it was: "simulation" or "network".
+    """
+    for draw in repeat(None, state.walk.num_groups) if noise is None else noise:
+        seen = torch.from_numpy(state.features)
+        lap("simulation")
+        with torch.no_grad():
+            logits = policy(seen, torch.full((len(seen),), state.current), around)
+        device = (logits if draw is None else logits - draw.log()).argmax(-1)
+        lap("network")
+        state = state.move(device.numpy())
+        yield seen, device, state
 
 
 def traverse(
@@ -90,55 +118,27 @@ def traverse(
     noise: Tensor | None = None,
     lap: Callable[[str], None] = lambda part: None,
 ) -> Traversed:
-    """Visit each group once, in each of `count` episodes from the start that all traversals of the graph have.
+    """Return what `count` episodes of `visits` do from the start that all traversals of the graph have.
 
     Args:
-        policy: chooses the device of each group.
+        policy: as in `visits`.
         walk: the graph.
-        around: what the policy reads of the same graph.
+        around: as in `visits`.
         count: B.
-        noise: (T, B, D) draws from the exponential distribution of mean 1, by which devices are drawn from the policy;
-            None = the most likely devices.
-        lap: called at the end of each piece of work, with what it was: "simulation" or "network".
+        noise: (T, B, D), as in `visits`.
+        lap: as in `visits`.
 
     Raises:
         PlacerError: the cluster has more devices than the policy was made for.
     """
-    state = walk.begin(count, walk.random_start())
-    features, current, action, makespan = [], [], [], [state.makespan]
-    for t in range(walk.num_groups):
-        seen = torch.from_numpy(state.features)
-        lap("simulation")
-        device = decide(policy, seen, state.current, around, None if noise is None else noise[t])
-        lap("network")
-        features.append(seen)
-        current.append(state.current)
-        action.append(device)
-        state = state.move(device.numpy())
-        makespan.append(state.makespan)
+    begin = walk.begin(count, walk.random_start())
+    features, action, states = zip(*visits(policy, around, begin, noise, lap), strict=True)
     lap("simulation")
-    spans = torch.from_numpy(np.stack(makespan)).float()
-    return Traversed(state, torch.stack(features), torch.tensor(current), torch.stack(action), spans)
-
-
-def decide(
-    policy: PlacetoPaperPolicy, features: Tensor, current: int, around: Surroundings, noise: Tensor | None
-) -> Tensor:
-    """Choose devices (B,) int64 for the group `current` in B states with features (B, G, F).
-
-    With noise (B, D), draws from the exponential distribution of mean 1, devices are drawn from the policy. Without
-    noise they are the most likely ones.
-    """
-    with torch.no_grad():
-        logits = policy(features, torch.full((len(features),), current), around)
-    return logits.argmax(-1) if noise is None else (logits - noise.log()).argmax(-1)
+    spans = np.stack([state.makespan for state in (begin, *states)])
+    current, makespan = torch.from_numpy(walk.order), torch.from_numpy(spans).float()
+    return Traversed(states[-1], torch.stack(features), current, torch.stack(action), makespan)
 
 
 def traversal_placer(checkpoint: Mapping[str, Any], policy: PlacetoPaperPolicy) -> TraversalPlacer:
-    """Make a placer from a checkpoint and a policy with its settings, with the parameters that were best in validation.
-
-    Raises:
-        RuntimeError: the parameters aren't those of the policy.
-    """
-    policy.load_state_dict(checkpoint["best_parameters"])
+    """Make a placer from a checkpoint and the policy with its parameters."""
     return TraversalPlacer(policy, trained_devices(checkpoint))

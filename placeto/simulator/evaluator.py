@@ -21,10 +21,9 @@ from placeto.simulator.memory import penalised
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
-from placeto.simulator.schedule import PARALLEL_OPS, check_placement, in_order, scores_of_few, simulate, simulate_batch
-from placeto.simulator.tool_steps.chunks import Chunks
+from placeto.simulator.schedule import check_placement, in_order, simulate, simulate_batch
 
-_PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
+_CHUNK_SECONDS = 0.02  # aimed duration of a chunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,8 @@ class Evaluator:
         self.last_fits = False  # whether the last placement that was scored fits
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
-        self._chunks = Chunks()
+        self.pace = 0.0  # seconds per simulation of the last chunk; 0 before the first one
+        self._largest = 0  # simulations of the largest chunk
         self._best = _Best(problem.dispatch)
         self._plans: dict[bytes, Plan] = {}  # by the digest of its placement
         self._best_groups: np.ndarray | None = None  # (G,)
@@ -116,14 +116,25 @@ class Evaluator:
     @property
     def expected(self) -> float:
         """Simulations left, at the pace of the last chunk if seconds are limited; inf if there is no limit."""
-        if self.seconds_limit is None or self._chunks.pace == 0.0:
+        if self.seconds_limit is None or self.pace == 0.0:
             return self.remaining
-        return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self._chunks.pace)
+        return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self.pace)
 
-    def next_chunk(self, chunks: Chunks, most: int) -> int:
-        """Return the size of the next chunk, at most `most` simulations and within the budget: 0 if it is spent."""
-        count = min(most, self.remaining)
-        return chunks.next(count, None if self.seconds_limit is None else self.seconds_limit - self.seconds)
+    def next_chunk(self, most: int) -> int:
+        """Return the size of the next chunk, at most `most` simulations and within the budget: 0 if it is spent.
+
+        The clock is read between chunks only. With a limit in seconds, the first chunk is one simulation. No chunk is
+        more than twice the largest before it, and none is expected to take longer than 0.02 s or than the time left.
+        """
+        count = int(max(0, min(most, self.remaining)))
+        if self.seconds_limit is None or count <= 1:
+            return count
+        seconds = min(_CHUNK_SECONDS, self.seconds_limit - self.seconds)
+        return max(1, int(min(count, seconds / self.pace if self.pace > 0.0 else 1.0, 2 * self._largest)))
+
+    def took(self, count: int, seconds: float) -> None:
+        """Record that a chunk of `count` simulations took `seconds`."""
+        self.pace, self._largest = seconds / count, max(self._largest, count)
 
     @contextmanager
     def limited(self, simulations: int | None, seconds: float | None) -> Iterator[None]:
@@ -237,7 +248,7 @@ class Evaluator:
         device_of = np.array(devices)
         inner = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin)
         inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
-        inner._chunks.pace = self._chunks.pace
+        inner.pace = self.pace
         if self.best is not None and np.isin(self.best, device_of).all():
             inner._best = replace(self._best, placement=np.searchsorted(device_of, self.best))
         if self._best_groups is not None and np.isin(self._best_groups, device_of).all():
@@ -269,15 +280,10 @@ class Evaluator:
         Raises:
             PlacementError: there isn't one device of the cluster for each op; or the order contradicts the graph.
         """
-        if order is None:
-            return float(self._score_rows(np.asarray(placement)[None])[0])
-        if self.exhausted:
-            return math.inf
-        checked = check_placement(self.problem, placement)
-        (makespan,), (overflow,) = scores_of_few(in_order(self.problem, order), np.stack([checked]))
-        self.simulations += 1
-        self._offer(checked, float(makespan), float(overflow), order)
-        return float(penalised(makespan, overflow))
+        row = np.asarray(placement)
+        if row.shape != (self.problem.num_ops,):
+            check_placement(self.problem, row)  # which `simulate_batch` takes if it is longer
+        return float(self._score_rows(row[None], order)[0])
 
     def score_plan(self, plan: Plan, placement: np.ndarray, order: np.ndarray | None = None) -> float:
         """Score the placement (N,) of a plan as `score_ops` does; if it is the best, the result has the plan."""
@@ -344,24 +350,19 @@ class Evaluator:
         spent = self.simulations, self.seconds, tuple(self._history)
         return PlacementResult(placement, makespan, fits, *spent, problem, order=order, plan=plan)
 
-    def _score_rows(self, placements: np.ndarray) -> np.ndarray:
-        scores, done = np.full(len(placements), math.inf), 0
-        while done < len(placements) and (count := self.next_chunk(self._chunks, len(placements) - done)) > 0:
+    def _score_rows(self, placements: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+        scores, done, batch = np.full(len(placements), math.inf), 0, self._batch
+        if order is not None:
+            batch = ProblemBatch((self.problem,), in_order(self.problem, order))
+        while done < len(placements) and (count := self.next_chunk(len(placements) - done)) > 0:
             before, rows = self.seconds, placements[done : done + count]
-            if count == 1 or (count < _PARALLEL and rows.size < PARALLEL_OPS):
-                checked = np.stack([check_placement(self.problem, row) for row in rows])
-                makespans, overflows = scores_of_few(self.problem.arrays, checked)
-            else:
-                makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
+            makespans, overflows = simulate_batch(batch, np.zeros(count, np.int64), rows)
             scores[done : done + count] = penalised(makespans, overflows)
             for row, makespan, overflow in zip(rows, makespans, overflows, strict=True):
                 self.simulations += 1
-                self._offer(row, float(makespan), float(overflow))
-            self._chunks.took(count, self.seconds - before)
+                self._offer(row, float(makespan), float(overflow), order)
+            self.took(count, self.seconds - before)
             done += count
-        if done == 0:
-            for row in placements[:1]:
-                check_placement(self.problem, row)
         return scores
 
     def _offer(

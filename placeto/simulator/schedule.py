@@ -265,14 +265,6 @@ def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarra
     return makespans, overflows
 
 
-def scores_of_few(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the makespans (B,) in us, and the memory overflows (B,), of a few placements (B, N) of one problem."""
-    count = len(placements)
-    makespans, overflows = np.empty(count), np.empty(count)
-    score_rows(flat, np.zeros(count, np.int64), placements, makespans, overflows, 0, count)
-    return makespans, overflows
-
-
 @compiled()
 def _first_invalid(op_offset: np.ndarray, device_offset: np.ndarray, index: np.ndarray, placements: np.ndarray) -> int:
     """Return the first row that is no placement of its problem, or -1."""

@@ -219,7 +219,7 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def slow_scores(flat: object, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def slow_scores(batch: object, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         clock.now += 0.01 * len(placements)
         return np.full(len(placements), 100.0), np.zeros(len(placements))
 
@@ -229,7 +229,7 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
         return simulations, 0
 
     monkeypatch.setattr("placeto.heuristics.warm_up", lambda *_: None)  # which places a small graph once a process
-    monkeypatch.setattr(evaluator, "scores_of_few", slow_scores)
+    monkeypatch.setattr(evaluator, "simulate_batch", slow_scores)
     monkeypatch.setattr("placeto.heuristics.local_search.local_search.search", slow_search)
     result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
     assert clock.now == pytest.approx(0.24)

@@ -36,12 +36,12 @@ def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
         seen, _, _ = observe(batch, np.zeros(1, np.int64), placement, visited, visited.sum(1))
         with torch.no_grad():
             expected = policy(to_data(seen))[0].numpy()
-        found = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, seen.offered)
+        found = compiled(seen, seen.offered)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         assert (found[np.arange(len(found)), seen.current] == 0.0).all()
         asked = random.random(found.shape) < 0.5
-        some = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, asked & seen.offered)
+        some = compiled(seen, asked & seen.offered)
         np.testing.assert_allclose(some, np.where(asked, found, 0.0), rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         largest = max(largest, float(np.abs(expected).max()))
     assert largest > 1.0

@@ -2,9 +2,12 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from placeto.environment.columns import PAIR
 from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import make_instance
 from placeto.heuristics import HEURISTICS
@@ -115,12 +118,38 @@ def test_a_policy_whose_numbers_overflow_ends_too():
 def test_settings_of_the_search_travel_in_the_checkpoint():
     policy, own = PlacetoPolicy(PlacetoConfig()), GuidedConfig(levels=2, tries=3)
     config = {"env": asdict(EnvConfig()), "search": asdict(own)}
-    checkpoint = {"best_parameters": policy.state_dict(), "config": config}
-    assert guided_placer(checkpoint, policy).search == own
-    older = {"best_parameters": policy.state_dict(), "config": {"env": asdict(EnvConfig())}}
-    assert guided_placer(older, policy).search == GuidedConfig()
+    config["policy"] = asdict(policy.config)
+    checkpoint = {"placer": "placeto", "best_parameters": policy.state_dict(), "config": config}
+    assert guided_placer(checkpoint).search == own
+    older = checkpoint | {"config": {"env": asdict(EnvConfig()), "policy": config["policy"]}}
+    assert guided_placer(older).search == GuidedConfig()
     config["search"] |= {"scales": (1.0, 0.5), "together": 4}  # which are gone
-    assert guided_placer(checkpoint, policy).search == own
+    assert guided_placer(checkpoint).search == own
+
+
+class Gain(nn.Module):
+    """A policy of another package: it wants the moves after which critical ops finish earliest, or latest."""
+
+    def __init__(self, sign):
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, data):
+        logits = self.sign * data.pair[..., PAIR.gain]
+        return logits, torch.zeros_like(logits)
+
+
+def test_a_policy_of_another_package_guides_the_same_search():
+    problem = toy_problem(1, 60, 4)
+    checkpoint = {"placer": "gain", "config": {"env": asdict(EnvConfig())}}
+    earliest, latest = (guided_placer(checkpoint, Gain(sign)) for sign in (1.0, -1.0))
+    for placer in (earliest, latest):
+        placer.start = lambda evaluator, seed: evaluator.score(np.zeros(evaluator.groups.num_groups, np.int64))
+    assert earliest.one_pass(problem).makespan_us < 0.9 * latest.one_pass(problem).makespan_us
+    first, again = (earliest(problem, simulations=90, seed=4) for _ in range(2))
+    assert (first.simulations, first.placer) == (90, "gain")
+    assert first.makespan_us == simulate(problem, first.placement).makespan_us
+    np.testing.assert_array_equal(first.placement, again.placement)
 
 
 @pytest.mark.parametrize("more", [400, 10**4])

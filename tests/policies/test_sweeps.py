@@ -19,10 +19,10 @@ class Oracle:
             instance.problem.num_devices,
         )
 
-    def __call__(self, node, pair, arcs, edge, current, asked):
+    def __call__(self, seen, legal):
         shape = self.groups.num_groups, self.devices
         group, device = (grid.reshape(1, -1) for grid in np.indices(shape))
-        scores = score_moves(self.batch, np.zeros(1, np.int64), current[None], group, device)
+        scores = score_moves(self.batch, np.zeros(1, np.int64), seen.current[None], group, device)
         return -100.0 * (scores / scores.min() - 1.0).reshape(shape)
 
 
@@ -86,11 +86,11 @@ def test_a_fixed_traversal_asks_for_each_group_once_and_may_leave_it_where_it_is
     instance = make_instance(problem)
     turns, groups, oracle = [], instance.groups.num_groups, Oracle(instance)
 
-    def policy(node, pair, arcs, edge, current, legal):
+    def policy(seen, legal):
         (turn,) = np.flatnonzero(legal.any(1))
-        assert list(np.flatnonzero(node[:, NODE.is_current])) == [turn]
+        assert list(np.flatnonzero(seen.node[:, NODE.is_current])) == [turn]
         turns.append(int(turn))
-        return oracle(node, pair, arcs, edge, current, legal)
+        return oracle(seen, legal)
 
     order = EnvConfig(order="topological", tolerance=None)
     evaluator = Watched(problem, instance.groups)

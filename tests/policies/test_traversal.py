@@ -6,7 +6,7 @@ from torch import nn
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import CURRENT, Walk
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
-from placeto.policies.traversal import TraversalPlacer, decide, traverse
+from placeto.policies.traversal import TraversalPlacer, traverse, visits
 from placeto.problem.grouping import group_ops
 from placeto.simulator.schedule import simulate
 from tests.cases import toy_problem
@@ -69,10 +69,13 @@ def test_devices_are_drawn_as_likely_as_the_policy_says():
         def forward(self, features, current, around):
             return torch.tensor([0.5, 0.3, 0.2]).log().expand(len(features), 3)
 
-    noise = torch.empty(20_000, 3).exponential_(generator=torch.Generator().manual_seed(0))
-    drawn = decide(Fixed(), torch.zeros(20_000, 1, 8), 0, None, noise)
+    walk = Walk(make_instance(toy_problem(0, 2, 3)))
+    state = walk.begin(20_000, walk.random_start())
+    noise = torch.empty(1, 20_000, 3).exponential_(generator=torch.Generator().manual_seed(0))
+    ((_, drawn, _),) = visits(Fixed(), None, state, noise)
     torch.testing.assert_close(drawn.bincount() / 20_000, torch.tensor([0.5, 0.3, 0.2]), atol=0.015, rtol=0)
-    assert decide(Fixed(), torch.zeros(2, 1, 8), 0, None, None).tolist() == [0, 0]
+    _, likely, _ = next(visits(Fixed(), None, state))
+    assert not likely.any()
 
 
 def test_a_traversal_has_what_is_learned_from(problem):

@@ -6,15 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.errors import PlacementError
-from placeto.problem.flat import FlatProblems
 from placeto.problem.grouping import Groups, expand, group_ops
-from placeto.problem.problem import PlacementProblem
+from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.subproblem import on_devices
 from placeto.simulator import evaluator as evaluator_module
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import simulate
-from placeto.simulator.tool_steps.chunks import Chunks
 from tests.cases import problem_of
 from tests.toys import toy_cluster
 
@@ -188,11 +186,11 @@ def test_grouping_is_part_of_the_seconds(clock: Clock, monkeypatch: pytest.Monke
 def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0.01 s a simulation, 0.095 s are enough for nine, of which the last one ends late."""
 
-    def slowly(flat: FlatProblems, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def slowly(batch: ProblemBatch, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         clock.now += 0.01 * len(placements)
         return np.full(len(placements), 90.0), np.zeros(len(placements))
 
-    monkeypatch.setattr(evaluator_module, "scores_of_few", slowly)
+    monkeypatch.setattr(evaluator_module, "simulate_batch", slowly)
     judge = evaluator(two_chains(), seconds=0.095)
     scores = judge.score_batch(np.tile(APART, (60, 1)))
     assert judge.simulations == np.isfinite(scores).sum() == 10
@@ -202,17 +200,16 @@ def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPa
 def test_simulations_expected_are_those_at_the_pace_so_far(clock: Clock) -> None:
     judge = evaluator(two_chains(), simulations=500, seconds=10.0)
     assert judge.expected == 500
-    chunks = Chunks()
-    assert judge.next_chunk(chunks, 100) == 1
-    chunks.took(1, 0.001)
-    assert [judge.next_chunk(chunks, 100), judge.next_chunk(chunks, 1)] == [2, 1]
-    chunks.took(50, 0.05)
-    assert judge.next_chunk(chunks, 100) == 20  # in 0.02 s
+    assert judge.next_chunk(100) == 1
+    judge.took(1, 0.001)
+    assert [judge.next_chunk(100), judge.next_chunk(1)] == [2, 1]
+    judge.took(50, 0.05)
+    assert judge.next_chunk(100) == 20  # in 0.02 s
     clock.now = 9.995
-    assert judge.next_chunk(chunks, 100) == 5
+    assert judge.next_chunk(100) == 5 == pytest.approx(judge.expected)
     clock.now = 10.0
-    assert judge.next_chunk(chunks, 100) == judge.expected == 0
-    assert evaluator(two_chains(), simulations=70).next_chunk(Chunks(), 100) == 70
+    assert judge.next_chunk(100) == judge.expected == 0
+    assert evaluator(two_chains(), simulations=70).next_chunk(100) == 70
 
 
 def test_limits_for_a_while_and_shares_of_what_is_left(clock: Clock) -> None:

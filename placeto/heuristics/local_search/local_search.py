@@ -17,7 +17,6 @@ from placeto.heuristics.local_search.search_loop import Log, Stretch, search
 from placeto.heuristics.local_search.thread_pool import CALL, dismiss, new_batch, new_thread_pool
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.threads import pool, threads
-from placeto.simulator.tool_steps.chunks import Chunks
 
 ESTIMATE_UNIT = 0.01
 """Moves whose delta estimates differ by less than this share of the makespan are about equally likely to be tried."""
@@ -78,7 +77,6 @@ class LocalSearch:
         self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
         self._pool = new_thread_pool(self._threads, problem.arrays, groups, devices)
         self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
-        self._chunks = Chunks()
         self.restart(start)
         self.state.temperature[0] = TEMPERATURE * self.score
 
@@ -107,11 +105,11 @@ class LocalSearch:
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began, fruitless = evaluator.progress, 0
-        while (count := evaluator.next_chunk(self._chunks, len(self._log.simulation))) > 0:
+        while (count := evaluator.next_chunk(len(self._log.simulation))) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
-                share = max(share, self._chunks.pace * count / evaluator.seconds_limit)
+                share = max(share, evaluator.pace * count / evaluator.seconds_limit)
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
             standing = self.score
             left = 1 << 60 if patience is None else patience - fruitless
@@ -120,7 +118,7 @@ class LocalSearch:
             fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
-            self._chunks.took(count, evaluator.seconds - before)
+            evaluator.took(count, evaluator.seconds - before)
 
     def _search(self, stretch: Stretch) -> tuple[int, int]:
         number = int(self._pool.control[CALL])

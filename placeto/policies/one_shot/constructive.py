@@ -40,7 +40,7 @@ class ConstructiveConfig:
     """What the constructive policy is made of."""
 
     units: UnitKind = "groups"
-    """What gets a device: groups of ops, parts of groups, co-located ops ("paper"), or ops alone."""
+    """What gets a device: groups of ops, co-located ops ("paper"), or ops alone."""
     hidden: Width = 64
     """Width of all layers."""
     rounds: Depth = 3

@@ -27,8 +27,7 @@ class GdpConfig:
     """What the GDP policy is made of."""
 
     units: UnitKind = "groups"
-    """What gets a device: groups of ops, parts of groups, co-located ops ("paper"), or ops alone, as in
-    the paper."""
+    """What gets a device: groups of ops, co-located ops ("paper"), or ops alone, as in the paper."""
     hidden: Width = 64
     """Width of the embeddings."""
     rounds: Depth = 3

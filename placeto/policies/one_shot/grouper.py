@@ -30,8 +30,7 @@ class GrouperConfig:
     """What the grouper + placer policy is made of."""
 
     units: UnitKind = "ops"
-    """What the grouper assigns: ops, the paper's co-located ops, or groups of `placeto.problem.grouping`, or
-    parts of these."""
+    """What the grouper assigns: ops, the paper's co-located ops, or groups of `placeto.problem.grouping`."""
     groups: Width = 32
     """Number of groups; the paper has 256."""
     prior: Weight = 8.0

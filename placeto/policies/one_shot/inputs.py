@@ -22,11 +22,10 @@ from torch import Tensor
 from placeto.problem.flat import longest_path
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import colocation_groups
-from placeto.problem.grouping import group_ops, split_groups
+from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
 
-UnitKind = Literal["groups", "parts", "few", "paper", "ops"]
-PARTS, MOST_PARTS = 4, 300  # units "parts": so many for each group, but at most so many in all
+UnitKind = Literal["groups", "few", "paper", "ops"]
 FEW_GROUPS = 100  # units "few" are the groups if there are at most this many
 STRETCHES = 32  # otherwise they are this many stretches of the topological order
 TYPE_BUCKETS = 128
@@ -195,8 +194,6 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
     The kinds of units are:
 
     - "groups": the groups of `placeto.problem.grouping`.
-    - "parts": these groups, split into up to four times as many parts, but at most 300 if there are fewer groups. Parts
-      of a group may be on different devices, as the micro-batches of an op.
     - "ops": each op alone. But ops that must stay together are one unit, and an op of no cost joins the producer of its
       largest input, or else its first consumer.
     - "paper": the units of "ops", joined by the rule of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.3): a unit
@@ -205,10 +202,6 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
       of "ops" in topological order, cut into 32 stretches of equally many units, if there are more than 32.
     """
     graph = problem.graph
-    if kind == "parts":
-        groups = group_ops(problem)
-        count = max(groups.num_groups, min(PARTS * groups.num_groups, MOST_PARTS))
-        return split_groups(problem, groups, count).group
     if kind in ("groups", "few"):
         groups = group_ops(problem)
         if kind == "groups" or groups.num_groups <= FEW_GROUPS:
@@ -292,11 +285,8 @@ def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) 
     """
     table = np.full((count, 2 * NEIGHBOURS), -1.0, np.float32)
     for offset, (mine, theirs) in ((0, (dst, src)), (NEIGHBOURS, (src, dst))):
-        order = np.lexsort((-size, mine))
-        mine, theirs = mine[order], theirs[order]
-        rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
-        kept = rank < NEIGHBOURS
-        table[mine[kept], offset + rank[kept]] = theirs[kept] / max(count - 1, 1)
+        arcs, rank = _largest(mine, size)
+        table[mine[arcs], offset + rank] = theirs[arcs] / max(count - 1, 1)
     return table
 
 
@@ -308,12 +298,16 @@ def _producers(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -
     table, shares = np.zeros((count, NEIGHBOURS), np.int64), np.zeros((count, NEIGHBOURS), np.float32)
     earlier = src < dst
     src, dst, size = src[earlier], dst[earlier], size[earlier] + 1.0
-    order = np.lexsort((-size, dst))
-    src, dst, size = src[order], dst[order], size[order]
-    rank = np.arange(len(dst)) - np.searchsorted(dst, dst)
-    kept = rank < NEIGHBOURS
-    table[dst[kept], rank[kept]], shares[dst[kept], rank[kept]] = src[kept], size[kept]
+    arcs, rank = _largest(dst, size)
+    table[dst[arcs], rank], shares[dst[arcs], rank] = src[arcs], size[arcs]
     return table, shares / np.maximum(shares.sum(1, keepdims=True), 1e-12)
+
+
+def _largest(unit: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the `NEIGHBOURS` largest arcs of each unit, or all if it has fewer, and their ranks in 0..NEIGHBOURS-1."""
+    order = np.lexsort((-size, unit))
+    rank = np.arange(len(order)) - np.searchsorted(unit[order], unit[order])
+    return order[rank < NEIGHBOURS], rank[rank < NEIGHBOURS]
 
 
 def _floats(array: np.ndarray) -> Tensor:

@@ -25,7 +25,7 @@ class MlpConfig:
     """What the control is made of."""
 
     units: UnitKind = "groups"
-    """What gets a device: groups of ops, parts of groups, co-located ops ("paper"), or ops alone."""
+    """What gets a device: groups of ops, co-located ops ("paper"), or ops alone."""
     hidden: Width = 64
     """Width of the layers."""
     max_devices: Width = 8

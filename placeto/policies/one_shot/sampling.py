@@ -84,11 +84,6 @@ class SamplingPlacer(LearnedPlacer):
 
 
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
-    """Make a placer from a checkpoint and a policy with its settings, with the parameters that were best in validation.
-
-    Raises:
-        RuntimeError: the parameters aren't those of the policy.
-    """
-    policy.load_state_dict(checkpoint["best_parameters"])
+    """Make a placer from a checkpoint and the policy with its parameters."""
     most = min(policy.max_devices, trained_devices(checkpoint)) if math.isfinite(policy.max_devices) else math.inf
     return SamplingPlacer(policy, checkpoint["placer"], most)

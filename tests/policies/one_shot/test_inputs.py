@@ -5,18 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.placers import resolve_graph
 from placeto.policies.one_shot.inputs import (
     FEW_GROUPS,
-    MOST_PARTS,
     NEIGHBOURS,
-    PARTS,
     STRETCHES,
     UNIT_FEATURES,
     decision_units,
     make_input,
 )
-from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
@@ -64,16 +60,8 @@ def test_few_units_are_groups_or_where_there_are_many_stretches_of_the_order() -
     assert len(np.bincount(unit)) == STRETCHES
 
 
-@pytest.mark.parametrize(("graph", "most"), [("nmt:test:0", None), ("cifar10:test:1", MOST_PARTS)])
-def test_groups_have_four_parts_each_in_the_mean_but_few_in_all(graph: str, most: int | None) -> None:
-    problem = PlacementProblem(resolve_graph(graph)[1], load_cluster("4xv100"))
-    group, unit = group_ops(problem).group, decision_units(problem, "parts")
-    assert unit.max() + 1 == (most or PARTS * (group.max() + 1))
-    assert len(np.unique(np.stack([group, unit]), axis=1).T) == unit.max() + 1  # each is in one group
-
-
 def test_units_are_numbered_by_their_first_op_in_topological_order() -> None:
-    for kind in ("ops", "paper", "groups", "parts", "few"):
+    for kind in ("ops", "paper", "groups", "few"):
         problem = toy_problem(3, 40, 2)
         unit = decision_units(problem, kind)[problem.graph.topological_order]
         firsts = [unit.tolist().index(u) for u in range(unit.max() + 1)]
