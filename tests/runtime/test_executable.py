@@ -189,7 +189,7 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
     ):
         with pytest.raises(RunError, match=says):
             step(**arguments)
-    with pytest.raises(RunError, match="takes inputs by name and 0 targets by position, not 1"):
+    with pytest.raises(RunError, match="takes x, scale by name and 0 targets, not 1"):
         step(other, x=other, scale=2.0)
 
 
