@@ -25,10 +25,10 @@ from placeto.capture.module_state.attributes import Snapshot, attribute
 from placeto.capture.module_state.change_detection import Signature
 from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
 from placeto.capture.tracing.lifetimes import storage_of
+from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.tracing.node_labels import Labels
 from placeto.capture.tracing.own_gradients import gradients_noted
 from placeto.capture.tracing.recorder import functional, mutates, record
-from placeto.capture.tracing.refused_dtypes import onednn
 from placeto.capture.user_errors import without_logs
 from placeto.errors import CaptureError
 
@@ -218,7 +218,8 @@ class StepTracer:
         """All contexts in which a step is traced."""
         with ExitStack() as stack:
             for context in (
-                onednn(False),
+                # with oneDNN, which torch uses by default, `nn.LSTM` on the CPU is a single op
+                meanwhile(torch._C._set_mkldnn_enabled, False, torch._C._get_mkldnn_enabled()),
                 without_logs(),
                 without_reentrant_checkpoints(),
                 self._labels.draws.following(self._labels.at_present_call),

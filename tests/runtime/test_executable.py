@@ -206,6 +206,14 @@ def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice
         step(x)
 
 
+def test_what_no_kernel_takes_fails_with_the_error_of_torch(devices: list[LocalDevice]) -> None:
+    """Fake tensors have shapes of dtypes that don't go together."""
+    module = Made(lambda self, x: nn.functional.linear(x, self.w), w=nn.Parameter(torch.ones(3, 4, dtype=torch.half)))
+    x = torch.ones(2, 4)
+    with pytest.raises(RunError, match=r"op 'mm' on cpu:0: RuntimeError: .* to have the same dtype"):
+        placed(module, trace_inference(module, [x]), [x], [0, 0], devices)(x)
+
+
 def test_a_thread_that_is_gone() -> None:
     lost = open_devices(["cpu:0", "cpu:1"])
     module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
