@@ -106,6 +106,15 @@ def test_sums_of_gradients_take_no_memory_of_their_own() -> None:
     assert measured == pytest.approx(schedule.peak_memory[0] - problem.resident_bytes.sum(), rel=0.05)
 
 
+def test_a_gradient_that_shows_one_number_everywhere_is_not_overwritten() -> None:
+    module: Any = Made(lambda self, x: (self.one.sum() * x).square().sum(), one=nn.Parameter(torch.ones(6)))
+    capture = trace_training(module, [X], micro_batches=3)
+    problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
+    schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
+    PlacedModule(module, capture, [X], [], schedule, threads(2))(X)
+    torch.testing.assert_close(module.one.grad, (2 * 6 * X.square().sum() / 3).expand(6))
+
+
 def test_a_gradient_that_something_else_needs_is_not_overwritten() -> None:
     """Two parameters that are added have one gradient, which is the first part of both sums."""
     module: Any = Made(

@@ -6,7 +6,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,10 @@ def step_of(
     buffers: Sequence[str],
     name: str,
     mode: str,
-    tf32: bool = False,
-    micro_batches: int = 1,
-    calls: Mapping[str, int] = MappingProxyType({}),
-    joined: Sequence[bool] = (),
+    tf32: bool,
+    micro_batches: int,
+    calls: Mapping[str, int],
+    joined: Sequence[bool],
 ) -> tuple[Step, tuple[tuple[str, ...], ...]]:
     """Make the step of the ops that the outputs of a traced graph depend on.
 
