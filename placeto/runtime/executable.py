@@ -41,8 +41,7 @@ class PlacedModule:
     those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
 
     Args:
-        module: the captured module; its parameters and buffers are moved to their devices.
-        capture: the module's training step or inference.
+        capture: the module's training step or inference; its parameters and buffers are moved to their devices.
         inputs: the inputs that the module was captured with.
         targets: the targets that the loss was captured with.
         schedule: where each op runs, and in which order on each device.
@@ -54,23 +53,20 @@ class PlacedModule:
 
     def __init__(
         self,
-        module: nn.Module,
         capture: Capture,
         inputs: Inputs,
         targets: Sequence[Any],
         schedule: Schedule,
         devices: Sequence[LocalDevice],
     ) -> None:
-        self.module, self.capture = module, capture
+        self.module, self.capture = capture.whole.module, capture
         self.training = capture.graph.mode == "training"
         self.step = PlacedStep(capture, schedule, devices)
         self._given = inputs, targets, schedule
         self._lock = RLock()  # one step at a time
-        self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
         self._count, self._targets = len(inputs), len(targets)
         leaves, self._spec = tree_flatten(opened((plain(inputs), plain(targets))))
-        self._prefix = "" if self._whole is module else "module."
         self._captured: dict[str | int, Any] = self._kinds({}, leaves)
         for path, node in zip(capture.paths, capture.traced.graph.find_nodes(op="placeholder"), strict=False):
             self._captured[path] = *_kind(node.meta["val"], False)[:2], path in capture.trained
@@ -103,9 +99,9 @@ class PlacedModule:
             CaptureError: the step of the copy differs from that of the module.
         """
         with self._lock:
-            capture, module = copy.deepcopy((self.capture, self.module), memo)
+            capture = copy.deepcopy(self.capture, memo)
         devices = open_devices([device.name for device in self.step.devices])
-        return PlacedModule(module, capture, *self._given, devices)
+        return PlacedModule(capture, *self._given, devices)
 
     def _run(self, inputs: Inputs, targets: Sequence[Any]) -> Any:
         leaves, spec = tree_flatten(opened((plain(inputs), plain(targets))))
@@ -119,25 +115,23 @@ class PlacedModule:
         self._check_memory(values)
         detached = [value.detach() if isinstance(value, Tensor) else value for value in values]
         outputs = self.step.run(detached)
-        trained = self.capture.trained
-        number = 1 + len(trained) + self.capture.input_gradients if self.training else 0
+        wanted = [named[path] for path in self.capture.trained]
+        wanted += [leaf for leaf in leaves if self.training and isinstance(leaf, Tensor) and leaf.requires_grad]
+        number = 1 + len(wanted) if self.training else 0
         main, returned = outputs[:number], outputs[number:]
         same = {id(copy): value for copy, value in zip(detached, values, strict=True) if isinstance(value, Tensor)}
         returned = [same.get(id(tensor), tensor) for tensor in returned]
+        value = self.capture.rebuild(returned, (plain(inputs), plain(targets)))
         if not self.training:
-            return self.capture.rebuild(returned, (plain(inputs), plain(targets)))
-        if returned:
-            self.capture.rebuild(returned, (plain(inputs), plain(targets)))
+            return value
         loss, *gradients = main
-        wanted = [named[path] for path in trained]
-        wanted += [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        add_gradients(wanted, gradients, len(trained))
+        add_gradients(wanted, gradients)
         return loss.reshape(())
 
     def _own(self) -> dict[str, Tensor]:
         """Return the module's present parameters and buffers, by path."""
-        named = (*self._whole.named_parameters(), *self._whole.named_buffers())
-        return {path.removeprefix(self._prefix): tensor for path, tensor in named}
+        named = (*self.capture.whole.named_parameters(), *self.capture.whole.named_buffers())
+        return {path.removeprefix("module."): tensor for path, tensor in named}
 
     def _check(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> None:
         """Refuse to run if the step isn't the captured one any more, with the module and the arguments of now."""
@@ -185,7 +179,8 @@ class PlacedModule:
         otherwise share the tensors that go from one to another. Here they get copies, as devices with memory of their
         own do.
         """
-        known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
+        whole = self.capture.whole
+        known = [leaf for leaf in input_leaves(whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()
         with self._lock:
             self.step.meters[:] = meters = [Meter(known) for _ in self.step.devices]
@@ -193,7 +188,7 @@ class PlacedModule:
                 value = self(*arguments, **named)
             finally:
                 self.step.meters.clear()
-        gradients = [parameter.grad for parameter in self._whole.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in whole.parameters() if parameter.grad is not None]
         return value, [meter.peak(gradients) for meter in meters]
 
     def _split(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Inputs, Sequence[Any]]:

@@ -169,7 +169,7 @@ def test_gradients_go_to_the_device_of_their_parameter(kind: str) -> None:
     seen: list[str] = []
     if kind == "hook":
         parameter.register_hook(lambda gradient: seen.append(gradient.device.type))
-    add_gradients([parameter], [made], 1)
+    add_gradients([parameter], [made])
     assert parameter.grad.device == parameter.device
     assert parameter.grad.stride() == parameter.stride()
     assert seen == (["meta"] if kind == "hook" else [])

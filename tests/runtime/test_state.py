@@ -31,7 +31,7 @@ def test_statistics_are_those_of_one_call_after_the_other(
     capture = trace_training(module, [x], square, micro_batches=3)
     ops = zip(capture.graph.micro_batches, capture.graph.op_names, strict=True)
     placement = [split[part] if "norm" in name else 0 for part, name in ops]
-    step = placed(module, capture, [x], placement, devices)
+    step = placed(capture, [x], placement, devices)
     for _ in range(2):
         step(x)
         for part in x.chunk(3):

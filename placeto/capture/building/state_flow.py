@@ -9,18 +9,12 @@ from torch.fx import GraphModule, Node
 
 from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.tracing.dependencies import reached
-from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics
+from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics, updates_of
 from placeto.errors import CaptureError
 from placeto.problem.graph.module_paths import around
 
 aten = torch.ops.aten
 _OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
-
-
-def written_back(traced: GraphModule) -> dict[Node, Node]:
-    """Input -> the value that a traced step copies into it at its end."""
-    copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
-    return {copy.all_input_nodes[0]: copy.all_input_nodes[-1] for copy in copies}
 
 
 def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int, name: str) -> None:
@@ -68,7 +62,8 @@ def depending_on_calls(traced: GraphModule, buffers: Sequence[Node]) -> set[str]
 def _changed(traced: GraphModule) -> dict[Node, bool]:
     """Each input that a step changes -> whether what the step returns depends on the values that it had."""
     outputs = set[Node](traced.graph.find_nodes(op="output"))
-    changed = {*written_back(traced), *(node for norm in traced.graph.nodes for node in statistics(norm))}
+    changed = {update.input for update in updates_of(traced)}
+    changed |= {node for norm in traced.graph.nodes for node in statistics(norm)}
     return {node: not outputs.isdisjoint(reached([node], _dependent)) for node in changed}
 
 

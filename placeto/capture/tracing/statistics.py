@@ -56,6 +56,6 @@ class Update(NamedTuple):
 
 
 def updates_of(traced: GraphModule) -> list[Update]:
-    """What a trace that is run writes to its inputs, in this order; each call of a norm writes its statistics."""
+    """What a trace writes to its inputs, in this order; if it is run, each call of a norm writes its statistics."""
     copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
     return [Update(copy.all_input_nodes[0], copy.all_input_nodes[-1], copy.meta.get(KEPT)) for copy in copies]
