@@ -94,7 +94,7 @@ class PlacedModel(PlacementResult):
         if len(names) != cluster.num_devices:
             wanted = f"{cluster.num_devices} devices of this machine, for {listed(cluster.device_names)}"
             raise RunError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
-        return PlacedModule(self.module, self.capture, self.inputs, self.targets, self.schedule(), open_devices(names))
+        return PlacedModule(self.capture, self.inputs, self.targets, self.schedule(), open_devices(names))
 
 
 def place(
@@ -201,8 +201,7 @@ def place(
     def problem_of(count: int) -> PlacementProblem:
         graph, on, by = graph_of(count), cluster, costs
         if devices:
-            assert not isinstance(model, ComputationGraph)
-            on, measured = _profiled(model, captures[count], inputs, targets, devices)
+            on, measured = _profiled(captures[count], inputs, targets, devices)
             by = measured if by is None else by
         assert on is not None
         by = "efficiency" if by is None else by
@@ -351,7 +350,7 @@ def _check_devices(devices: object) -> None:
 
 
 def _profiled(
-    module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
+    capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
 ) -> tuple[Cluster, CostModel]:
     """Return a cluster of this machine's devices, and the times of a step's ops that are measured on them."""
     from placeto.runtime.local_devices import open_devices
@@ -360,7 +359,7 @@ def _profiled(
 
     opened = open_devices(devices)
     try:
-        profiled = profile([real_step(module, capture, inputs, targets)], opened, PROFILE_SECONDS)
+        profiled = profile([real_step(capture, inputs, targets)], opened, PROFILE_SECONDS)
     finally:
         for device in opened:
             device.thread.shutdown()

@@ -24,7 +24,6 @@ from placeto.capture.costing.flops import uncounted
 from placeto.capture.inputs.arguments import plain
 from placeto.capture.inputs.batch_dimension import batch_length, is_split, joined
 from placeto.capture.inputs.input_checks import check_arguments, check_module, check_split
-from placeto.capture.inputs.loss_gradients import requiring_grad
 from placeto.capture.inputs.objects import Kept, opened
 from placeto.capture.module_state.atomic_module import Whole
 from placeto.capture.module_state.change_detection import ChangeDetector
@@ -58,13 +57,12 @@ class Capture:
     # (N,) names of the traced nodes that each op of the micro-batch stands for: its own, then views
     nodes: tuple[tuple[str, ...], ...]
     rebuild: Callable[..., Any]  # (outputs after the gradients, arguments) -> what the module returns
-    whole: Whole  # the module, and the modules that the loss uses
+    whole: Whole  # the module and those that the loss uses: their parameters and buffers are inputs of the trace
     changes: ChangeDetector
     refusal: str  # why the step can't be run, although it can be placed; "" = it can
     trained: tuple[str, ...]  # paths of the trainable parameters
     paths: tuple[str, ...]  # paths of all parameters, then of all buffers
     split: tuple[bool, ...]  # whether micro-batches split each leaf of inputs and targets; () if there is one
-    input_gradients: int  # of the arguments' tensors; they follow the gradients of the parameters
     twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
 
     @property
@@ -92,13 +90,6 @@ class Capture:
                 "since, or its loss reads the module itself: change it back, or copy the module and place the copy"
             )
         return copy
-
-    def of(self, module: nn.Module) -> nn.Module:
-        """The module whose parameters and buffers are inputs of the step when it is run for `module`.
-
-        For the captured module it is `whole`, which has the parameters of the loss too; another is returned as it is.
-        """
-        return self.whole if self.whole.module is module else module
 
 
 def capture_step(
@@ -221,7 +212,6 @@ def capture_step(
         trained=tuple(trained),
         paths=(*paths, *buffers),
         split=tuple(split),
-        input_gradients=len(requiring_grad(*arguments)) if mode == "training" else 0,
     )
 
 

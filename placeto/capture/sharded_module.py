@@ -10,8 +10,8 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,6 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from placeto.capture.inputs.input_checks import check_module
-from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.user_errors import explain
 from placeto.errors import CaptureError
 from placeto.plumbing.parallel_plan import apply_plan
@@ -91,10 +90,9 @@ def _only_local_ops() -> Iterator[None]:
         with _disable_current_modes():
             return shapes(*args)
 
-    reduce = functional_collectives.all_reduce_inplace
     with (
-        meanwhile(partial(setattr, ShardingPropagator, shapes.__name__), unseen, shapes),
-        meanwhile(partial(setattr, dist, "all_reduce"), reduce, dist.all_reduce),
+        patch.object(ShardingPropagator, shapes.__name__, unseen),
+        patch.object(dist, "all_reduce", functional_collectives.all_reduce_inplace),
     ):
         yield
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from placeto.capture.inputs.batch_dimension import Sizes, check_sizes, first_samples, is_sequence_first
 from placeto.capture.inputs.objects import Kept, closed, opened
-from placeto.capture.module_state.atomic_module import Whole, keeping_tensors
+from placeto.capture.module_state.atomic_module import Whole, with_tensors
 from placeto.capture.module_state.attributes import Snapshot, attribute
 from placeto.capture.module_state.change_detection import Signature
 from placeto.capture.tracing.checkpoints import without_reentrant_checkpoints
@@ -28,7 +29,6 @@ from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.tracing.node_labels import Labels
 from placeto.capture.tracing.own_gradients import gradients_noted
 from placeto.capture.tracing.recorder import functional, mutates, record
-from placeto.capture.tracing.refused_dtypes import onednn
 from placeto.capture.user_errors import without_logs
 from placeto.errors import CaptureError
 
@@ -172,11 +172,12 @@ class StepTracer:
         if not numbers and not any(map(is_sequence_first, self._whole.module.modules())):
             return
         for parts in (1, self._micro_batches):
-            params, buffers, *leaves = self._values(parts)
-            probe = Whole(self._whole.module, call, self._loss_modules, self._whole.title)
-            torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(leaves)))
+            params, buffers, *arguments = self._values(parts)
+            with with_tensors(self._whole, params | buffers):
+                Whole(self._whole.module, call, self._loss_modules, self._whole.title)(*closed(arguments))
             self.state.restore()
-        check_sizes(*sizes, returned is not None, self._whole.title)
+        whole, part = sizes
+        check_sizes(whole, part, returned is not None, self._whole.title)
 
     def _record(self) -> GraphModule:
         """Record the step of a micro-batch; refuse a step that changes the shape of a tensor that it is given."""
@@ -184,11 +185,11 @@ class StepTracer:
 
         def step(*leaves: Any) -> Any:
             params, buffers, *arguments = tree_unflatten(leaves, spec)
-            return torch.func.functional_call(self._whole, {**params, **buffers}, tuple(closed(arguments)))
+            with with_tensors(self._whole, params | buffers):
+                return self._whole(*closed(arguments))
 
         shapes = [_shape(leaf) for leaf in leaves]
-        following = self._labels.following(self._whole.module)
-        with torch.enable_grad(), following, keeping_tensors(self._whole, names=False):
+        with torch.enable_grad(), self._labels.following(self._whole.module):
             traced = record(step, leaves, self._labels, self._replaced)
         for leaf, shape in zip(leaves, shapes, strict=True):
             if _shape(leaf) != shape:
@@ -217,14 +218,14 @@ class StepTracer:
         """All contexts in which a step is traced."""
         with ExitStack() as stack:
             for context in (
-                onednn(False),
+                # with oneDNN, which torch uses by default, `nn.LSTM` on the CPU is a single op
+                meanwhile(torch._C._set_mkldnn_enabled, False, torch._C._get_mkldnn_enabled()),
                 without_logs(),
                 without_reentrant_checkpoints(),
                 self._labels.draws.following(self._labels.at_present_call),
                 gradients_noted(self._labels.note_own_gradients),
                 _uncompiled(),
-                _unvalidated(),
-                keeping_tensors(self._whole),
+                patch.object(torch.distributions.Distribution, "_validate_args", False),  # which reads values
             ):
                 stack.enter_context(context)
             stack.enter_context(self._fake_mode or torch.random.fork_rng(devices=[]))
@@ -258,9 +259,3 @@ def _requiring_grad(traced: Any, value: Any) -> Any:
 def _uncompiled() -> AbstractContextManager[Any]:
     """A context in which compiled functions run uncompiled. It doesn't import the compiler if nothing else has."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _unvalidated() -> AbstractContextManager[None]:
-    """A context in which torch.distributions check their parameters' values only if `validate_args` is given."""
-    kind = torch.distributions.Distribution
-    return meanwhile(kind.set_default_validate_args, False, kind._validate_args)

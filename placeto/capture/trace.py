@@ -13,7 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.backends import mha
 
 from placeto.capture.building.optimizer_step import with_optimizer_step
 from placeto.capture.captured_step import Capture, capture_step
@@ -22,9 +24,9 @@ from placeto.capture.inputs.input_checks import check_loss, describe
 from placeto.capture.inputs.loss_gradients import gradients_of, requiring_grad
 from placeto.capture.inputs.loss_modules import modules_of, tensors_of
 from placeto.capture.inputs.objects import holds_tensors
+from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.capture.tracing.node_labels import Labels
 from placeto.capture.tracing.precision import autocast
-from placeto.capture.tracing.without_gradients import without_gradients
 from placeto.capture.user_errors import call_loss
 from placeto.errors import CaptureError
 from placeto.problem.graph import ComputationGraph
@@ -33,8 +35,6 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 
 __all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]
 
-Saving = Callable[[], AbstractContextManager[Any]]
-"""Makes a context for an inference: one without gradients, or one in which autograd saves what they need."""
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
 
@@ -227,8 +227,10 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
-    def forward(saving: Saving, arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
-        with autocast(precision), saving():
+    def forward(gradients: bool, arguments: Any, extra: Any) -> tuple[list[Tensor | None], Any]:
+        # on its fast path, `nn.MultiheadAttention` is one op, of which only the result could be placed or counted
+        plain = meanwhile(mha.set_fastpath_enabled, False, mha.get_fastpath_enabled())
+        with autocast(precision), torch.set_grad_enabled(gradients), plain:
             output = call_module(module, arguments)
         if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
@@ -244,13 +246,15 @@ def trace_inference(
         for submodule in modes:
             submodule.training = False
 
-        def captured(saving: Saving) -> Capture:
-            return capture_step(module, inputs, (), partial(forward, saving), Labels(), name, "inference", **how)
+        def captured(gradients: bool) -> Capture:
+            step = partial(forward, gradients)
+            return replace(capture_step(module, inputs, (), step, Labels(), name, "inference", **how), twin=twin)
 
+        # which ops run may depend on whether gradients are needed, as those of attention
         try:
-            return replace(captured(without_gradients), twin=twin)
+            return captured(False)
         except CaptureError:  # as of a module that takes gradients itself
-            return replace(captured(nullcontext), twin=twin)
+            return captured(True)
     finally:
         for submodule, training in modes.items():
             submodule.training = training

@@ -190,7 +190,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     with within(PlacementError, path):
         placement, order, names = file.on(graph, len(devices))
         schedule = in_lists(graph, placement, order)
-    step = PlacedModule(module, capture, inputs, targets, schedule, devices)
+    step = PlacedModule(capture, inputs, targets, schedule, devices)
     values: tuple[Any, ...] = tuple(targets) if isinstance(inputs, Mapping) else (*inputs, *targets)
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     resident = graph.param_bytes + graph.state_bytes

@@ -41,8 +41,7 @@ class PlacedModule:
     those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
 
     Args:
-        module: the captured module; its parameters and buffers are moved to their devices.
-        capture: the module's training step or inference.
+        capture: the module's training step or inference; its parameters and buffers are moved to their devices.
         inputs: the inputs that the module was captured with.
         targets: the targets that the loss was captured with.
         schedule: where each op runs, and in which order on each device.
@@ -54,27 +53,23 @@ class PlacedModule:
 
     def __init__(
         self,
-        module: nn.Module,
         capture: Capture,
         inputs: Inputs,
         targets: Sequence[Any],
         schedule: Schedule,
         devices: Sequence[LocalDevice],
     ) -> None:
-        self.module, self.capture = module, capture
+        self.module, self.capture = capture.whole.module, capture
         self.training = capture.graph.mode == "training"
         self.step = PlacedStep(capture, schedule, devices)
         self._given = inputs, targets, schedule
         self._lock = RLock()  # one step at a time
-        self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
         self._count, self._targets = len(inputs), len(targets)
         leaves, self._spec = tree_flatten(opened((plain(inputs), plain(targets))))
-        self._expected = [_kind(leaf) for leaf in leaves]
-        self._requires_grad = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-        self._prefix = "" if self._whole is module else "module."
-        inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
-        self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
+        self._captured: dict[str | int, Any] = self._kinds({}, leaves)
+        for path, node in zip(capture.paths, capture.traced.graph.find_nodes(op="placeholder"), strict=False):
+            self._captured[path] = *_kind(node.meta["val"], False)[:2], path in capture.trained
         tensors = list(self._own().items())
         for path, tensor in tensors:
             if tensor.is_meta:
@@ -104,9 +99,9 @@ class PlacedModule:
             CaptureError: the step of the copy differs from that of the module.
         """
         with self._lock:
-            capture, module = copy.deepcopy((self.capture, self.module), memo)
+            capture = copy.deepcopy(self.capture, memo)
         devices = open_devices([device.name for device in self.step.devices])
-        return PlacedModule(module, capture, *self._given, devices)
+        return PlacedModule(capture, *self._given, devices)
 
     def _run(self, inputs: Inputs, targets: Sequence[Any]) -> Any:
         leaves, spec = tree_flatten(opened((plain(inputs), plain(targets))))
@@ -114,47 +109,44 @@ class PlacedModule:
         if spec != self._spec:
             how = f"{self._spec.num_leaves} values, nested in another way, or dicts with their keys in another order"
             raise RunError(f"{name} was captured with other arguments: {how}")
-        for number, (leaf, expected) in enumerate(zip(leaves, self._expected, strict=True)):
-            if (kind := _kind(leaf)) != expected:
-                raise RunError(f"{name} was captured with {expected} as value {number} of its arguments, not {kind}")
         named = self._own()
         self._check(named, leaves)
         values = [*named.values(), *leaves]
         self._check_memory(values)
         detached = [value.detach() if isinstance(value, Tensor) else value for value in values]
         outputs = self.step.run(detached)
-        trained = self.capture.trained
-        number = 1 + len(trained) + self.capture.input_gradients if self.training else 0
+        wanted = [named[path] for path in self.capture.trained]
+        wanted += [leaf for leaf in leaves if self.training and isinstance(leaf, Tensor) and leaf.requires_grad]
+        number = 1 + len(wanted) if self.training else 0
         main, returned = outputs[:number], outputs[number:]
         same = {id(copy): value for copy, value in zip(detached, values, strict=True) if isinstance(value, Tensor)}
         returned = [same.get(id(tensor), tensor) for tensor in returned]
+        value = self.capture.rebuild(returned, (plain(inputs), plain(targets)))
         if not self.training:
-            return self.capture.rebuild(returned, (plain(inputs), plain(targets)))
-        if returned:
-            self.capture.rebuild(returned, (plain(inputs), plain(targets)))
+            return value
         loss, *gradients = main
-        wanted = [named[path] for path in trained]
-        wanted += [leaf for leaf, requires_grad in zip(leaves, self._requires_grad, strict=True) if requires_grad]
-        add_gradients(wanted, gradients, len(trained))
+        add_gradients(wanted, gradients)
         return loss.reshape(())
 
     def _own(self) -> dict[str, Tensor]:
         """Return the module's present parameters and buffers, by path."""
-        named = (*self._whole.named_parameters(), *self._whole.named_buffers())
-        return {path.removeprefix(self._prefix): tensor for path, tensor in named}
+        named = (*self.capture.whole.named_parameters(), *self.capture.whole.named_buffers())
+        return {path.removeprefix("module."): tensor for path, tensor in named}
 
     def _check(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> None:
-        """Refuse to run if the module's step isn't the captured one any more."""
+        """Refuse to run if the step isn't the captured one any more, with the module and the arguments of now."""
         name, again = self.capture.graph.name, "place it again"
-        if named.keys() != self._tensors.keys():
-            path = min(named.keys() ^ self._tensors.keys())
-            raise RunError(f"{name} has other parameters or buffers than it was captured with, {quote(path)}: {again}")
-        for path, tensor in named.items():
-            if _like(tensor) != self._tensors[path]:
-                now = f"{quote(path)} is {_kind(tensor)} now"
-                raise RunError(f"{name} was captured with other parameters or buffers, {now}: {again}")
-        if self.training:
-            self._check_gradients(named, leaves)
+        if (kinds := self._kinds(named, leaves)) != self._captured:
+            what = next(key for key in self._captured | kinds if kinds.get(key) != self._captured.get(key))
+            was, now = (_told(each.get(what)) for each in (self._captured, kinds))
+            where = quote(what) if isinstance(what, str) else f"value {what} of its arguments"
+            raise RunError(f"{name} was captured with {was} as {where}, not {now}: give what it had then, or {again}")
+        hooked = next((path for path in self.capture.trained if has_hooks(named[path])), None)
+        if hooked is not None and self.capture.step.count > 1:
+            raise RunError(
+                f"{name}: parameter {quote(hooked)} has a hook, which would run once for each micro-batch: "
+                "place it without micro-batches, or change gradients after the step"
+            )
         if elsewhere := self.capture.changes.elsewhere():
             how = "call it as it was captured, or place it with the precision that you want, as precision='bf16'"
             raise RunError(f"{name} {elsewhere}, where it computes something else: {how}")
@@ -173,23 +165,12 @@ class PlacedModule:
                 "placed step doesn't follow: give one of them memory of its own, by .clone()"
             )
 
-    def _check_gradients(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> None:
-        name, captured = self.capture.graph.name, self.capture.trained
-        trained = {path for path, tensor in named.items() if tensor.requires_grad and isinstance(tensor, nn.Parameter)}
-        if changed := trained.symmetric_difference(captured):
-            path = min(changed)
-            how = "trainable" if path in trained else "frozen"
-            raise RunError(f"{name}: parameter {quote(path)} is {how} now, and wasn't when captured: place it again")
-        for number, (leaf, required) in enumerate(zip(leaves, self._requires_grad, strict=True)):
-            if isinstance(leaf, Tensor) and leaf.requires_grad != required:
-                how = "that requires" if required else "that doesn't require"
-                raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
-        hooked = next((path for path in captured if has_hooks(named[path])), None)
-        if hooked is not None and self.capture.step.count > 1:
-            raise RunError(
-                f"{name}: parameter {quote(hooked)} has a hook, which would run once for each micro-batch: "
-                "place it without micro-batches, or change gradients after the step"
-            )
+    def _kinds(self, named: dict[str, Tensor], leaves: Sequence[Any]) -> dict[str | int, Any]:
+        """Return what the step is given: parameters and buffers by path, arguments by place."""
+        kinds: dict[str | int, Any] = {place: _kind(leaf, self.training) for place, leaf in enumerate(leaves)}
+        for path, tensor in named.items():
+            kinds[path] = _kind(tensor, self.training and isinstance(tensor, nn.Parameter))
+        return kinds
 
     def peak_bytes(self, *arguments: Any, **named: Any) -> tuple[Any, list[int]]:
         """Run a step; return its value, and for each device the most bytes of its tensors, counted after every op.
@@ -198,7 +179,8 @@ class PlacedModule:
         otherwise share the tensors that go from one to another. Here they get copies, as devices with memory of their
         own do.
         """
-        known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
+        whole = self.capture.whole
+        known = [leaf for leaf in input_leaves(whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()
         with self._lock:
             self.step.meters[:] = meters = [Meter(known) for _ in self.step.devices]
@@ -206,36 +188,37 @@ class PlacedModule:
                 value = self(*arguments, **named)
             finally:
                 self.step.meters.clear()
-        gradients = [parameter.grad for parameter in self._whole.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in whole.parameters() if parameter.grad is not None]
         return value, [meter.peak(gradients) for meter in meters]
 
     def _split(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Inputs, Sequence[Any]]:
-        if self._named is not None:
-            wrong = set(named) ^ set(self._named)
-            if wrong:
-                takes = f"{self.capture.graph.name} takes {', '.join(self._named)} by name"
-                raise RunError(f"{takes}, not {quote(min(wrong))}" if wrong - set(self._named) else takes)
-            if len(arguments) != self._targets:
-                takes = f"{self.capture.graph.name} takes inputs by name and {self._targets} targets by position"
-                raise RunError(f"{takes}, not {len(arguments)}")
-            return {key: named[key] for key in self._named}, arguments
-        if named or len(arguments) != self._count + self._targets:
-            number = f"{len(arguments)} and {len(named)} by name" if named else str(len(arguments))
-            raise RunError(
-                f"{self.capture.graph.name} takes {self._count} inputs and {self._targets} targets, not {number}"
-            )
-        return arguments[: self._count], arguments[self._count :]
+        """Return the inputs and the targets among the arguments of a call."""
+        names, by_place = self._named or [], self._count if self._named is None else 0
+        if set(named) != set(names) or len(arguments) != by_place + self._targets:
+            inputs = f"{self._count} inputs" if self._named is None else f"{', '.join(names)} by name"
+            given = f"{len(arguments)} and {', '.join(named)} by name" if named else str(len(arguments))
+            raise RunError(f"{self.capture.graph.name} takes {inputs} and {self._targets} targets, not {given}")
+        inputs_given = arguments[:by_place] if self._named is None else {key: named[key] for key in names}
+        return inputs_given, arguments[by_place:]
 
 
-def _like(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype
+def _kind(value: Any, trained: bool) -> Any:
+    """Return what must be as at the capture: shape and dtype of a tensor, and whether it asks for a gradient.
+
+    Of an array there is also a digest of its values, and any other value is described by itself.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, trained and value.requires_grad
+    if isinstance(value, np.ndarray):
+        digest = sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:8]
+        return f"an array {value.shape} of {value.dtype} with values {digest}"
+    return repr(value)
 
 
-def _kind(leaf: Any) -> str:
-    """Describe an argument: a tensor by shape and dtype, an array also by a digest, and another value by itself."""
-    if isinstance(leaf, Tensor):
-        return f"a tensor {tuple(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')}"
-    if isinstance(leaf, np.ndarray):
-        digest = sha256(np.ascontiguousarray(leaf).tobytes()).hexdigest()[:8]
-        return f"an array {leaf.shape} of {leaf.dtype} with values {digest}"
-    return repr(leaf)
+def _told(kind: Any) -> str:
+    """Return words for what `_kind` returned; None is for what is missing."""
+    if not isinstance(kind, tuple):
+        return kind or "nothing"
+    shape, dtype, requires_grad = kind
+    gradient = " that requires a gradient" if requires_grad else ""
+    return f"a tensor {tuple(shape)} of {str(dtype).removeprefix('torch.')}{gradient}"

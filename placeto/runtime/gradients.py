@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], parameters: int) -> None:
+def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add gradients to the ``.grad`` of tensors, as ``backward()`` does.
 
     A gradient that was made on another device is first moved to its tensor's device. If any of the tensors has hooks or
@@ -17,14 +17,13 @@ def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None],
     Args:
         tensors: the tensors that require gradients.
         gradients: the gradient of each, or None.
-        parameters: how many of them, the first ones, are parameters.
     """
     pairs = [
         (tensor, gradient.to(tensor.device))
         for tensor, gradient in zip(tensors, gradients, strict=True)
         if gradient is not None
     ]
-    if len(tensors) > parameters or any(has_hooks(tensor) for tensor in tensors):
+    if any(has_hooks(tensor) or not isinstance(tensor, nn.Parameter) for tensor in tensors):
         reshaped = [gradient.reshape(tensor.shape) for tensor, gradient in pairs]
         if pairs:
             torch.autograd.backward([tensor for tensor, _ in pairs], reshaped)

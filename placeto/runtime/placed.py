@@ -41,7 +41,7 @@ from placeto.problem.messages import quote
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.measuring.meter import Meter
-from placeto.runtime.program import Program
+from placeto.runtime.program import Program, node_at
 from placeto.runtime.transport.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.transport.sums import as_scheduled
 from placeto.runtime.updates import overlapping, put, update_before
@@ -233,10 +233,8 @@ class PlacedStep:
 
     def _described(self, number: int, problem: BaseException) -> RunError:
         """Return an error that names the op in the line of the generated program where a problem comes from."""
-        line = 0
-        for frame, at in walk_tb(problem.__traceback__):
-            line = at if frame.f_code.co_filename == "<program>" else line
-        node = self.programs[number].node_of_line(line, self._stamps is not None)
+        calls = (node_at(frame, line) for frame, line in walk_tb(problem.__traceback__))
+        node = next((call for call in calls if call is not None), None)
         graph, op_of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
         where = f"op {quote(graph.op_names[op_of[node.name]])}" if node is not None and node.name in op_of else "a call"
         reason = next(iter(str(problem).strip().splitlines()), "")

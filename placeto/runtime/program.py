@@ -1,15 +1,13 @@
-"""A captured step as straight-line Python: one line an op, each tensor released after its last use.
+"""A captured step as a program for one device: the calls that it makes there, in order.
 
-    v5 = f4(v0, v3)
-    del v3
-
-Stamped programs note the time after every line, so that each call's time is the difference of two stamps, and
-all of them together are the step. A program of one device among several also has lines that wait for a value of
+As Python it is a function of straight-line code, which `torch.fx` writes: one line a call, each tensor released after
+its last use. Stamped programs note the time after every call, so that each call's time is the difference of two stamps,
+and all of them together are the step. A program of one device among several also has lines that wait for a value of
 another device, and lines that put a value into the queue of a device that waits for it:
 
-    v7 = r7()
-    v8 = f8(v7)
-    s8(v8)
+    mm = receive()
+    relu = torch.ops.aten.relu.default(mm);  mm = None
+    send = send(relu)
 """
 
 from __future__ import annotations
@@ -17,11 +15,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.tracing.dependencies import needed_by
@@ -30,7 +30,7 @@ from placeto.capture.tracing.statistics import updates_of
 from placeto.runtime.attention import gpu_attention
 
 aten = torch.ops.aten
-_LITERALS = (bool, int, float, str, type(None))
+_FILE = "<program>"  # the name of compiled code in tracebacks
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +49,18 @@ class Program:
     generator: torch.Generator | None = None  # for random numbers that are drawn here; None = torch's own
 
     @classmethod
-    def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
-        """Return the program of a traced graph (`Capture.traced`), without calls that no output and no buffer needs."""
-        nodes = list(traced.graph.nodes)
-        needed = needed_by([nodes[-1], *(update.value for update in updates_of(traced))])
+    def of(
+        cls, traced: GraphModule, device: torch.device | str = "cpu", outputs: Sequence[Node] | None = None
+    ) -> Program:
+        """Return the program of a traced graph (`Capture.traced`), with the calls that outputs need.
+
+        Without `outputs`, these are those of the graph, and the program also makes what buffers become.
+        """
+        *nodes, end = traced.graph.nodes
+        needed = needed_by([end, *(update.value for update in updates_of(traced))] if outputs is None else outputs)
         inputs = tuple(node for node in nodes if node.op == "placeholder")
         calls = tuple(node for node in nodes if node.op in ("call_function", "get_attr") and node in needed)
-        return cls(inputs, calls, nodes[-1].args[0], torch.device(device))
+        return cls(inputs, calls, end.args[0] if outputs is None else outputs, torch.device(device))
 
     @cached_property
     def reads(self) -> frozenset[Node]:
@@ -76,32 +81,35 @@ class Program:
         Args:
             stamp: called before the first call and after each; the function then returns (outputs, stamps).
         """
-        names = {node: f"v{i}" for i, node in enumerate((*self.inputs, *self.calls))}
-        constants: dict[str, Any] = {"stamp": stamp}
-        lines = [f"def step({', '.join(names[node] for node in self.inputs)}):"]
-        lines += ["    s0 = stamp()"] if stamp else []
-        for number, (node, dead) in enumerate(zip(self.calls, self._releases(), strict=True), start=1):
-            lines.append(f"    {names[node]} = {self._call(node, number, names, constants)}")
-            for take, send in enumerate(self.sends.get(node, ())):
-                constants[f"s{number}_{take}"] = send
-                lines.append(f"    s{number}_{take}({names[node]})")
-            lines += [f"    del {', '.join(names[freed] for freed in dead)}"] if dead else []
-            lines += [f"    s{number} = stamp()"] if stamp else []
-        result = _source(self.outputs, names, constants)
-        stamps = ", ".join(f"s{number}" for number in range(len(self.calls) + 1))
-        lines.append(f"    return {result}, [{stamps}]" if stamp else f"    return {result}")
-        exec(compile("\n".join(lines), "<program>", "exec"), constants)
-        return constants.pop("step")  # a function among its own globals would be freed by the garbage collector only
+        graph, functions = Graph(), dict[Any, Callable[..., Any]]()
 
-    def node_of_line(self, number: int, stamped: bool) -> Node | None:
-        """Return the call in a line of the compiled source, counted from 1; None if the line has no call."""
-        line = 2 + stamped
-        for node, dead in zip(self.calls, self._releases(), strict=True):
-            lines = 1 + len(self.sends.get(node, ()))
-            if line <= number < line + lines:
-                return node
-            line += lines + bool(dead) + stamped
-        return None
+        def call(target: Any, arguments: Any = (), named: Any = None, name: str | None = None) -> Node:
+            """Add a call. In the graph, which only the garbage collector frees, others stand for functions of ours."""
+
+            def stand_in() -> None: ...
+
+            is_of_torch = target is operator.getitem or isinstance(target, torch._ops.OpOverload)
+            if not is_of_torch:
+                functions[stand_in] = target
+            arguments, named = map_arg((arguments, named or {}), copies.__getitem__)
+            return graph.create_node("call_function", target if is_of_torch else stand_in, arguments, named, name)
+
+        copies = {node: graph.placeholder(node.name) for node in self.inputs}
+        made_for: dict[str, Node] = {}  # name of a node of the graph -> the call that it is, or whose value it sends
+        stamps = [call(stamp)] if stamp else []
+        for node in self.calls:
+            copies[node] = call(*self._call(node), node.name)
+            sent = [call(send, (node,)) for send in self.sends.get(node, ())]
+            made_for |= dict.fromkeys((copies[node].name, *(each.name for each in sent)), node)
+            stamps += [call(stamp)] if stamp else []
+        outputs = map_arg(self.outputs, copies.__getitem__)
+        graph.output((outputs, stamps) if stamp else outputs)
+        code = graph.python_code("_")
+        names = {name: functions.get(value, value) for name, value in code.globals.items()}
+        names |= {"nodes": made_for, "lines": code.src.splitlines()}  # for `node_at`
+        exec(compile(code.src, _FILE, "exec"), names)
+        # a function among its own globals would be freed by the garbage collector only
+        return partial(names.pop("forward"), None)
 
     def kernel(self, node: Node) -> Callable[..., Any] | None:
         """Return what makes a call on the program's device; None if the host makes it, with copies there and back."""
@@ -112,52 +120,30 @@ class Program:
         has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(target.name(), key)
         return target if has_kernel else gpu_attention(node)
 
-    def _call(self, node: Node, number: int, names: dict[Node, str], constants: dict[str, Any]) -> str:
+    def _call(self, node: Node) -> tuple[Any, Any, Any]:
+        """Return function and arguments of a call as it is made on the program's device."""
+        target, arguments, named = node.target, node.args, node.kwargs
         if node in self.receives:
-            constants[f"r{number}"] = self.receives[node]
-            return f"r{number}()"
+            return self.receives[node], (), {}
         if node.op == "get_attr":
-            constants[f"f{number}"] = attribute(node).to(self.device)
-            return f"f{number}"
-        if node.target is operator.getitem:
-            return f"{names[node.args[0]]}[{node.args[1]!r}]"  # type: ignore[index]
-        constants[f"f{number}"] = self.kernel(node) or _on_host(node.target, self.device)
-        arguments = [_source(self._placed(argument), names, constants) for argument in node.args]
-        named = node.kwargs | ({"generator": self.generator} if self.generator is not None and draws(node) else {})
-        arguments += [f"{k}={_source(self._placed(v), names, constants)}" for k, v in named.items()]
-        return f"f{number}({', '.join(arguments)})"
-
-    def _placed(self, argument: Any) -> Any:
-        """Return an argument; the program's device in place of the one that the trace was made on."""
-        return self.device if isinstance(argument, torch.device) else argument
-
-    def _releases(self) -> list[list[Node]]:
-        """Return for each call the calls whose values are released after it, as no later call needs them."""
-        last: dict[Node, int] = {}
-        for position, node in enumerate(self.calls):
-            last[node] = position
-            if node not in self.receives:
-                last |= dict.fromkeys(node.all_input_nodes, position)
-        kept: set[Node] = set(self.inputs)
-        tree_map(lambda leaf: kept.add(leaf) if isinstance(leaf, Node) else None, self.outputs)
-        dead: list[list[Node]] = [[] for _ in self.calls]
-        for node, position in last.items():
-            if node not in kept:
-                dead[position].append(node)
-        return dead
+            value = attribute(node).to(self.device)
+            return lambda: value, (), {}
+        if target is not operator.getitem:
+            target = self.kernel(node) or _on_host(target, self.device)
+            if self.generator is not None and draws(node):
+                target = partial(target, generator=self.generator)
+        arguments, named = map_aggregate(
+            (arguments, named), lambda each: self.device if isinstance(each, torch.device) else each
+        )
+        return target, arguments, named
 
 
-def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:
-    """Return a value as Python source; a value without a literal becomes a constant of the program."""
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_source(item, names, constants) for item in value)}]"
-    if isinstance(value, _LITERALS) and repr(value) not in ("inf", "-inf", "nan"):
-        return repr(value)
-    name = f"c{len(constants)}"
-    constants[name] = value
-    return name
+def node_at(frame: FrameType, line: int) -> Node | None:
+    """Return the call in a line of a compiled program; None in other code, and in lines without a call."""
+    if frame.f_code.co_filename != _FILE:
+        return None
+    name = frame.f_globals["lines"][line - 1].partition("=")[0].strip()
+    return frame.f_globals["nodes"].get(name)
 
 
 def in_any_layout(target: Any) -> Any:

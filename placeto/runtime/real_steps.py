@@ -64,7 +64,7 @@ def real_training(
     """
     how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
     capture = trace_training(module, inputs, loss, targets=targets, **how)
-    trained = [parameter for parameter in capture.of(module).parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in capture.whole.parameters() if parameter.requires_grad]
 
     def eager() -> Any:
         with torch.enable_grad():
@@ -73,7 +73,7 @@ def real_training(
                 value = own_loss(output) if loss is None else loss(output, *targets)
             return torch.autograd.grad(value.reshape(()), trained, allow_unused=True)
 
-    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), eager)
+    return real_step(capture, inputs, targets, eager)
 
 
 def real_inference(
@@ -98,21 +98,18 @@ def real_inference(
         with autocast(precision):
             return call_module(module, inputs)
 
-    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, ()), eager)
+    return real_step(capture, inputs, (), eager)
 
 
-def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any]) -> RealStep:
-    """Return a captured step with its values, without a way to run it by the module itself.
+def real_step(
+    capture: Capture, inputs: Inputs, targets: Sequence[Any], eager: Callable[[], Any] | None = None
+) -> RealStep:
+    """Return a captured step with its values, and with copies of the buffers, because steps change them.
 
     Raises:
         RunError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
-    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), None)
-
-
-def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values that go in, with copies of the buffers, because steps change them."""
-    whole = capture.of(module)
+    whole = capture.whole
     leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in input_leaves(whole, inputs, targets)]
     first = len(list(whole.parameters()))
     for place in range(first, first + len(list(whole.buffers()))):
@@ -121,7 +118,7 @@ def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequen
         if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
             what = f"a tensor of shape {tuple(leaf.shape)} is on {quote(str(leaf.device))}"
             raise RunError(f"{capture.graph.name}: {what}: to be run, all must be on the cpu")
-    return tuple(leaves)
+    return RealStep(capture.graph.name, capture, tuple(leaves), eager)
 
 
 def filled() -> AbstractContextManager[None]:

@@ -68,7 +68,9 @@ class _Unrolling:
                     for place in totals[node]:
                         self._add(place, node, number)
         self.ends = [self._end(place, node) for place, node in enumerate(outputs)]
-        values: list[Any] = [(node, copies[new], kept) for copies in self.copies for node, new, kept in updates if kept]
+        values: list[Any] = [
+            (node, copies[new], kept) for copies in self.copies for node, new, kept in updates if kept is not None
+        ]
         values += [(node, self.copies[-1][value], None) for node, value in handed_on.items()]
         values += [(node, self._cat(new), None) for node, new, _ in updates if node in divided]
         for node, new, kept in values:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.statistics import Update, updates_of
 from placeto.runtime.program import Program
 
 
 def put(updates: Sequence[Update], values: Sequence[Tensor], places: Mapping[Node, int], leaves: Sequence[Any]) -> None:
     """Write values to the leaves that a step changes.
+
+    A call of a norm makes ``kept * old + (1 - kept) * batch`` of a statistic. If several calls do so, each of the same
+    old value, the result is as if they had done it one after the other.
 
     Args:
         updates: what is written.
@@ -26,8 +28,8 @@ def put(updates: Sequence[Update], values: Sequence[Tensor], places: Mapping[Nod
     before = {update.input: leaves[places[update.input]].clone() for update in updates if update.kept}
     with torch.no_grad():
         for update, value in zip(updates, values, strict=True):
-            leaf = leaves[places[update.input]]
-            leaf.copy_(update.after(leaf, before.get(update.input), value.to(leaf.device)))
+            leaf, new = leaves[places[update.input]], value.to(leaves[places[update.input]].device)
+            leaf.copy_(torch.add(new, leaf - before[update.input], alpha=update.kept) if update.kept else new)
 
 
 def update_before(failed: Node | None, traced: GraphModule, places: Mapping[Node, int], leaves: Sequence[Any]) -> None:
@@ -37,14 +39,9 @@ def update_before(failed: Node | None, traced: GraphModule, places: Mapping[Node
     """
     if failed is None or any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
         return
-    nodes = list(traced.graph.nodes)
-    ran = dict.fromkeys(nodes[: nodes.index(failed)])
-    updates = [update for update in updates_of(traced) if update.value in ran]
-    values = [update.value for update in updates]
-    needed = needed_by(values)
-    calls = tuple(node for node in ran if node in needed and node.op in ("call_function", "get_attr"))
+    updates = [update for update in updates_of(traced) if update.value < failed]
+    program = Program.of(traced, outputs=[update.value for update in updates])
     with torch.no_grad():
-        program = Program(tuple(places), calls, values, torch.device("cpu"))
         put(updates, program.compile()(*leaves), places, leaves)
 
 

@@ -100,6 +100,6 @@ def test_a_gradient_holds_a_tensor_only_until_what_depends_on_its_last_use(run_b
         {"name": "other", "flops": 1, "inputs": [(0, 1)]},
     ]
     made = [one | {"outputs": [4, 4]} for one in records]
-    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, run_by)
+    hold(made, {(0, 0): 3, (0, 1): 3, (1, 0): 2, (1, 1): 3}, run_by, {})
     assert made[0]["held"] == [(last, 0)]
     assert made[1]["held"] == [(last, 1)], "read by none, it is there until its own op ends, or longer"

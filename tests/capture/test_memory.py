@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.capture.tracing.refused_dtypes import onednn
+from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
@@ -205,7 +205,11 @@ def test_an_inference_frees_what_pytorch_frees_without_autograd(
     module = Made(forward, enter=nn.Linear(16, 32), up=nn.Linear(32, 128), down=nn.Linear(128, 32), layers=layers)
     x = torch.rand(64, 16)
     schedule = on_one_device(capture_inference(module, [x]), "2xcpu-core")
-    with torch.no_grad(), onednn(False), Meter([*module.parameters(), x]) as meter:
+    with (
+        torch.no_grad(),
+        meanwhile(torch._C._set_mkldnn_enabled, False, True),
+        Meter([*module.parameters(), x]) as meter,
+    ):
         module(x)
     live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
     assert live == pytest.approx(meter.peak([]), rel=error)

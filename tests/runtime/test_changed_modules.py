@@ -44,16 +44,23 @@ REFUSED = {
     "mode": (lambda module: module.eval(), r"\.training"),
     "dropout": (replaced("drop", "p", 0.5), r"\.p of module 'drop' \(Dropout\)"),
     "eps": (replaced("norm", "eps", 0.1), r"\.eps of module 'norm' \(BatchNorm1d\)"),
-    "frozen": (lambda module: module.a.weight.requires_grad_(False), "'a.weight' is frozen now"),
+    "frozen": (
+        lambda module: module.a.weight.requires_grad_(False),
+        "that requires a gradient as 'a.weight', not a tensor",
+    ),
     "untied": (lambda module: replaced("b", "weight", nn.Parameter(torch.ones(4, 4)))(module), "'b.weight'"),
-    "larger": (lambda module: replaced("b", "bias", nn.Parameter(torch.ones(1)))(module), "'b.bias' is a tensor"),
+    "tied": (lambda module: replaced("b", "bias", module.a.bias)(module), "'b.bias'"),
+    "larger": (
+        lambda module: replaced("b", "bias", nn.Parameter(torch.ones(1)))(module),
+        r"as 'b.bias', not a tensor \(1,\)",
+    ),
     "activation": (replaced("act", nn.GELU()), r"\.act of the module"),
     "tensor": (replaced("scale", torch.zeros(4)), r"\.scale of the module"),
     "list": (replaced("factors", 0, 3.0), r"\.factors of the module"),
     "dict": (replaced("named", "k", 3.0), r"\.named of the module"),
     "forward": (replaced("forward", lambda x: x), r"\.forward of the module"),
     "hook": (lambda module: module.a.register_forward_hook(lambda m, i, o: o * 2), r"module 'a' \(Linear\)"),
-    "dtype": (lambda module: module.half(), "of float16 now"),
+    "dtype": (lambda module: module.half(), "not a tensor .* of float16"),
 }
 
 
@@ -65,6 +72,15 @@ def test_another_step_is_refused(name: str) -> None:
     step(x)
     change(module)
     with pytest.raises(RunError, match=f"Block.*{where}.*place it again"):
+        step(x)
+
+
+def test_a_parameter_that_was_frozen_and_is_trained_now_is_refused() -> None:
+    module, x = Block(), torch.randn(3, 4)
+    module.a.bias.requires_grad_(False)
+    step = step_of(module, [x], loss=square)
+    module.a.bias.requires_grad_(True)
+    with pytest.raises(RunError, match=r"as 'a\.bias', not .* that requires a gradient: .* place it again"):
         step(x)
 
 

@@ -79,7 +79,7 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
         twin.load_state_dict(module.state_dict())
         target = torch.randint(3, tuple(twin(x).flatten(0, -2).shape[:1]))
         twin.load_state_dict(module.state_dict())
-        step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], seed, devices, [target])
+        step = placed(trace_training(module, [x], loss_of, targets=[target]), [x], seed, devices, [target])
         assert step.step.crossing > 2, "nothing crosses"
         for _ in range(2):  # gradients are added
             assert_next_step(step, module, twin, x, target, loss=loss_of)
@@ -93,7 +93,7 @@ def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str,
     make, data = CASES[case]
     module, x = make(), data()
     target = torch.randint(3, tuple(module(x).flatten(0, -2).shape[:1]))
-    step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], 0, devices, [target])
+    step = placed(trace_training(module, [x], loss_of, targets=[target]), [x], 0, devices, [target])
     x, twin = torch.randn_like(x).movedim(1, -1).contiguous().movedim(-1, 1), copy.deepcopy(module)
     assert_next_step(step, module, twin, x, target, loss=loss_of, rtol=1.3e-6, atol=1e-5)
 
@@ -104,7 +104,7 @@ def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice])
         module = Made(lambda self, x: torch.cat([self.one(x[:5]), self.other(x[5:])]), one=one, other=other)
         x = torch.randn(rows, 8)
         for seed in range(2):
-            step = placed(module, trace_training(module, [x], torch.sum), [x], seed, devices)
+            step = placed(trace_training(module, [x], torch.sum), [x], seed, devices)
             module.zero_grad()
             assert_next_step(step, module, copy.deepcopy(module), x, loss=torch.sum)
 
@@ -126,7 +126,7 @@ def test_random_numbers_are_those_of_the_seed(drawn: type[nn.Module], devices: l
     ops = capture.graph.num_ops
     second = np.array([int(name.startswith("3")) for name in capture.graph.op_names])  # draws on the other core
     for placement in (np.zeros(ops, np.int64), second):
-        step = placed(module, capture, [x], placement, devices, order=np.arange(ops))
+        step = placed(capture, [x], placement, devices, order=np.arange(ops))
         losses = []
         for seed in (0, 1, 0):
             torch.manual_seed(seed)
@@ -145,7 +145,7 @@ def test_a_core_that_only_receives_what_is_drawn_draws_nothing(devices: list[Loc
 
     module, x = Made(drawn, before=nn.Linear(8, 8), behind=nn.Linear(8, 8)), torch.ones(2, 8)
     capture = trace_inference(module, [x])
-    step = placed(module, capture, [x], [int("mul" in name) for name in capture.graph.op_names], devices)
+    step = placed(capture, [x], [int("mul" in name) for name in capture.graph.op_names], devices)
     assert step.step.crossing, "nothing crosses"
     for seed in range(2):
         torch.manual_seed(seed)
@@ -162,7 +162,7 @@ def test_what_several_cores_read_is_drawn_once(devices: list[LocalDevice]) -> No
     capture = trace_training(module, [x], lambda y: y.square().mean())
     placement = [int("grad" in name) for name in capture.graph.op_names]
     assert len(set(placement)) == 2
-    assert_next_step(placed(module, capture, [x], placement, devices), module, copy.deepcopy(module), x)
+    assert_next_step(placed(capture, [x], placement, devices), module, copy.deepcopy(module), x)
 
 
 def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -> None:
@@ -172,7 +172,7 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
         b=nn.Linear(4, 2),
     ).eval()
     inputs = {"x": torch.randn(5, 4), "scale": 2.0}
-    step = placed(module, trace_inference(module, inputs), inputs, 0, devices)
+    step = placed(trace_inference(module, inputs), inputs, 0, devices)
     other = torch.randn(5, 4)
     found, expected = step(x=other, scale=2.0), module(x=other, scale=2.0)
     assert found["n"] == 7
@@ -189,14 +189,14 @@ def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -
     ):
         with pytest.raises(RunError, match=says):
             step(**arguments)
-    with pytest.raises(RunError, match="takes inputs by name and 0 targets by position, not 1"):
+    with pytest.raises(RunError, match="takes x, scale by name and 0 targets, not 1"):
         step(other, x=other, scale=2.0)
 
 
 def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice]) -> None:
     """With one error that names it; the next step works."""
     module, x, target = tied(), torch.randint(11, (2, 5)), torch.randint(3, (10,))
-    step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], 0, devices, [target])
+    step = placed(trace_training(module, [x], loss_of, targets=[target]), [x], 0, devices, [target])
     good = step(x, target)
     for _ in range(3):
         with pytest.raises(RunError, match=r"op '.*(nll_loss|embedding).*' on cpu:[01]: IndexError"):
@@ -206,10 +206,18 @@ def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice
         step(x)
 
 
+def test_what_no_kernel_takes_fails_with_the_error_of_torch(devices: list[LocalDevice]) -> None:
+    """Fake tensors have shapes of dtypes that don't go together."""
+    module = Made(lambda self, x: nn.functional.linear(x, self.w), w=nn.Parameter(torch.ones(3, 4, dtype=torch.half)))
+    x = torch.ones(2, 4)
+    with pytest.raises(RunError, match=r"op 'mm' on cpu:0: RuntimeError: .* to have the same dtype"):
+        placed(trace_inference(module, [x]), [x], [0, 0], devices)(x)
+
+
 def test_a_thread_that_is_gone() -> None:
     lost = open_devices(["cpu:0", "cpu:1"])
     module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
-    step = placed(module, trace_inference(module, [x]), [x], 3, lost)
+    step = placed(trace_inference(module, [x]), [x], 3, lost)
     step(x)
     lost[1].thread.shutdown()
     with pytest.raises(RunError, match="the thread of a device is gone"):
@@ -223,7 +231,7 @@ def test_an_order_that_contradicts_the_graph(devices: list[LocalDevice]) -> None
     problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
     schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
     with pytest.raises(RunError, match="the order of cpu:0 contradicts the graph"):
-        PlacedModule(module, capture, [x], (), replace(schedule, order=schedule.order[::-1]), devices)
+        PlacedModule(capture, [x], (), replace(schedule, order=schedule.order[::-1]), devices)
 
 
 def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices: list[LocalDevice]) -> None:
@@ -237,7 +245,7 @@ def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices
     capture = trace_inference(module, [x])
     placement = np.array([int(kind in kinds_of_other) for kind in capture.graph.op_types])
     schedule = simulate(PlacementProblem(capture.graph, load_cluster("2xcpu-core")), placement)
-    _, peaks = PlacedModule(module, capture, [x], [], schedule, devices).peak_bytes(x)
+    _, peaks = PlacedModule(capture, [x], [], schedule, devices).peak_bytes(x)
     assert peaks == schedule.peak_memory.tolist() == [20 * x.nbytes, 2 * x.nbytes + 4]
 
 
@@ -264,7 +272,7 @@ def test_gradients_go_with_their_parameters() -> None:
     capture = trace_training(module, [x], lambda y: y.square().sum())
     opened = open_devices(["cpu:0", "cuda:0"])
     for device in range(2):
-        placed(module, capture, [x], [device] * capture.graph.num_ops, opened)(x)
+        placed(capture, [x], [device] * capture.graph.num_ops, opened)(x)
         other(x).square().sum().backward()
     assert {parameter.device.type for parameter in module.parameters()} == {"cuda"}
     assert_same_gradients(module.cpu(), other, rtol=1e-4)

@@ -17,21 +17,21 @@ from tests.runtime.true import placed
 
 
 @pytest.mark.parametrize("split", [[0, 0, 0], [0, 1, 1], [1, 0, 1]])
-@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize(("calls", "momentum"), [(1, 0.1), (2, 0.1), (1, 1.0)])
 def test_statistics_are_those_of_one_call_after_the_other(
-    split: list[int], calls: int, devices: list[LocalDevice]
+    split: list[int], calls: int, momentum: float, devices: list[LocalDevice]
 ) -> None:
     """Wherever micro-batches compute the norm, and however often they call it."""
 
     def several(self: Any, x: Tensor) -> Tensor:
         return sum((self.norm(x * (number + 1)) for number in range(calls)), x)
 
-    module = Made(several, norm=nn.BatchNorm1d(3))
+    module = Made(several, norm=nn.BatchNorm1d(3, momentum=momentum))
     twin, x = copy.deepcopy(module), torch.randn(12, 3)
     capture = trace_training(module, [x], square, micro_batches=3)
     ops = zip(capture.graph.micro_batches, capture.graph.op_names, strict=True)
     placement = [split[part] if "norm" in name else 0 for part, name in ops]
-    step = placed(module, capture, [x], placement, devices)
+    step = placed(capture, [x], placement, devices)
     for _ in range(2):
         step(x)
         for part in x.chunk(3):

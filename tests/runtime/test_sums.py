@@ -60,7 +60,7 @@ def run(cluster: Cluster, place: str, count: int, lists: bool = False) -> dict[s
     schedule = simulate(problem, placement)
     if lists:
         schedule = in_lists(graph, schedule.placement, schedule.device_order)
-    step = PlacedModule(module, capture, [X], [Y], schedule, threads(devices))
+    step = PlacedModule(capture, [X], [Y], schedule, threads(devices))
     step(X, Y)
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
@@ -92,7 +92,7 @@ def test_the_chain_of_the_capture_stays_as_it_is() -> None:
     assert len(sums.home) == 6
     problem = PlacementProblem(capture.graph, load_cluster("4xv100"))
     placement = np.where(capture.graph.micro_batches >= 0, capture.graph.micro_batches % 4, 0)
-    PlacedModule(model(), capture, [X], [Y], simulate(problem, placement), threads(4))
+    PlacedModule(capture, [X], [Y], simulate(problem, placement), threads(4))
     assert str(capture.traced.graph) == before
 
 
@@ -102,8 +102,17 @@ def test_sums_of_gradients_take_no_memory_of_their_own() -> None:
     capture = trace_training(module, [X], nn.functional.cross_entropy, targets=[Y], micro_batches=4)
     problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
     schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
-    _, (measured, _) = PlacedModule(module, capture, [X], [Y], schedule, threads(2)).peak_bytes(X, Y)
+    _, (measured, _) = PlacedModule(capture, [X], [Y], schedule, threads(2)).peak_bytes(X, Y)
     assert measured == pytest.approx(schedule.peak_memory[0] - problem.resident_bytes.sum(), rel=0.05)
+
+
+def test_a_gradient_that_shows_one_number_everywhere_is_not_overwritten() -> None:
+    module: Any = Made(lambda self, x: (self.one.sum() * x).square().sum(), one=nn.Parameter(torch.ones(6)))
+    capture = trace_training(module, [X], micro_batches=3)
+    problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
+    schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
+    PlacedModule(capture, [X], [], schedule, threads(2))(X)
+    torch.testing.assert_close(module.one.grad, (2 * 6 * X.square().sum() / 3).expand(6))
 
 
 def test_a_gradient_that_something_else_needs_is_not_overwritten() -> None:
@@ -116,7 +125,7 @@ def test_a_gradient_that_something_else_needs_is_not_overwritten() -> None:
     capture = trace_training(module, [X], micro_batches=3)
     problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
     schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
-    PlacedModule(module, capture, [X], [], schedule, threads(2))(X)
+    PlacedModule(capture, [X], [], schedule, threads(2))(X)
     expected = sum(4 * part.square().sum(0) / 3 for part in X.chunk(3))
     for parameter in (module.one, module.other):
         assert torch.allclose(parameter.grad, expected)

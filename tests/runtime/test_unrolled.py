@@ -62,7 +62,7 @@ def test_a_step_is_that_of_one_micro_batch_after_the_other(name: str, count: int
     twin, x = copy.deepcopy(module), torch.randn(8, 8)
     loss = None if name == "checkpointed" else square
     capture = trace_training(module, [x], loss, micro_batches=count)
-    step = placed(module, capture, [x], [0] * capture.graph.num_ops, devices)
+    step = placed(capture, [x], [0] * capture.graph.num_ops, devices)
     mine, its = x.clone(), x.clone()
     for _ in range(2):
         module.zero_grad()

@@ -27,7 +27,6 @@ def step_of(module: nn.Module, inputs: Any, **options: Any) -> PlacedModule:
 
 
 def placed(
-    module: nn.Module,
     capture: Capture,
     inputs: Any,
     placement: ArrayLike,
@@ -40,7 +39,7 @@ def placed(
     problem = PlacementProblem(capture.graph, load_cluster(cluster))
     if np.ndim(placement) == 0:
         placement = np.random.default_rng(int(placement)).integers(2, size=problem.num_ops)
-    return PlacedModule(module, capture, inputs, targets, simulate(problem, placement, **how), devices)
+    return PlacedModule(capture, inputs, targets, simulate(problem, placement, **how), devices)
 
 
 def assert_next_step(

@@ -6,7 +6,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch.fx import GraphModule, Node
 from placeto.capture.building.combining import calls_of, carried_by, joins_of, sums_of
 from placeto.capture.building.idle import homes
 from placeto.capture.building.op_builder import BufferValue, FilledValue, MadeBy, OpBuilder, ParameterValue, is_in_place
-from placeto.capture.building.state_flow import written_back
 from placeto.capture.building.waiting import hold_back
 from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
 from placeto.capture.costing.signatures import signature
@@ -25,6 +23,7 @@ from placeto.capture.costing.written_attention import written_attention
 from placeto.capture.tracing.dependencies import reached
 from placeto.capture.tracing.lifetimes import HELD, KEPT, hold
 from placeto.capture.tracing.node_labels import Label
+from placeto.capture.tracing.statistics import updates_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.micro_batches import Step, title
 
@@ -41,10 +40,10 @@ def step_of(
     buffers: Sequence[str],
     name: str,
     mode: str,
-    tf32: bool = False,
-    micro_batches: int = 1,
-    calls: Mapping[str, int] = MappingProxyType({}),
-    joined: Sequence[bool] = (),
+    tf32: bool,
+    micro_batches: int,
+    calls: Mapping[str, int],
+    joined: Sequence[bool],
 ) -> tuple[Step, tuple[tuple[str, ...], ...]]:
     """Make the step of the ops that the outputs of a traced graph depend on.
 
@@ -71,7 +70,7 @@ def step_of(
     Raises:
         GraphError: no op is left.
     """
-    written = {node: value for node, value in written_back(traced).items() if node.meta["val"].numel() > 1}
+    written = {each.input: each.value for each in updates_of(traced) if each.input.meta["val"].numel() > 1}
     left_out = _left_out(traced, written.values())
     builder = OpBuilder(tf32, written_attention(traced))
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]

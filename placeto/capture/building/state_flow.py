@@ -9,18 +9,12 @@ from torch.fx import GraphModule, Node
 
 from placeto.capture.costing.node_costs import CONSTANT_LIKE
 from placeto.capture.tracing.dependencies import reached
-from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics
+from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics, updates_of
 from placeto.errors import CaptureError
 from placeto.problem.graph.module_paths import around
 
 aten = torch.ops.aten
 _OVERWRITES = {aten.copy, aten.fill, aten.zero}  # ops that read only the shape of their first argument
-
-
-def written_back(traced: GraphModule) -> dict[Node, Node]:
-    """Input -> the value that a traced step copies into it at its end."""
-    copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
-    return {copy.all_input_nodes[0]: copy.all_input_nodes[-1] for copy in copies}
 
 
 def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int, name: str) -> None:
@@ -38,13 +32,9 @@ def check_flow(traced: GraphModule, tensors: Mapping[str, Node], parameters: int
     Raises:
         CaptureError: a tensor is read in such a way, or is a parameter that is written.
     """
-    updated = {node for norm in traced.graph.nodes for node in statistics(norm)}
-    written, outputs = updated | written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
+    changed = _changed(traced)
     for place, (path, node) in enumerate(tensors.items()):
-        if node not in written:
-            continue
-        dependent = reached([node], _dependent)
-        if place < parameters or place in traced.meta["values"] or not outputs.isdisjoint(dependent):
+        if node in changed and (place < parameters or place in traced.meta["values"] or changed[node]):
             raise CaptureError(
                 f"{name}: forward changes {path!r}, on which the next micro-batch would depend: change it outside of "
                 "forward, or use micro_batches=1"
@@ -60,17 +50,21 @@ def depending_on_calls(traced: GraphModule, buffers: Sequence[Node]) -> set[str]
         traced: one micro-batch, functional.
         buffers: their placeholders.
     """
-    updated = {node for norm in traced.graph.nodes for node in statistics(norm)}
-    written, outputs = written_back(traced).keys(), set[Node](traced.graph.find_nodes(op="output"))
-    found = set[str]()
+    changed, found = _changed(traced), set[str]()
     for node in buffers:
-        if node in written or node in updated:
-            dependent = reached([node], _dependent)
-            counted = node in updated or not node.meta["val"].is_floating_point()
-            if not counted or not outputs.isdisjoint(dependent):
-                users = (user for user in node.users if user.op == "call_function")
-                found |= {path for user in users for path in around(user.meta["label"].module)}
+        counted = any(node in statistics(user) for user in node.users) or not node.meta["val"].is_floating_point()
+        if node in changed and (changed[node] or not counted):
+            users = (user for user in node.users if user.op == "call_function")
+            found |= {path for user in users for path in around(user.meta["label"].module)}
     return found
+
+
+def _changed(traced: GraphModule) -> dict[Node, bool]:
+    """Each input that a step changes -> whether what the step returns depends on the values that it had."""
+    outputs = set[Node](traced.graph.find_nodes(op="output"))
+    changed = {update.input for update in updates_of(traced)}
+    changed |= {node for norm in traced.graph.nodes for node in statistics(norm)}
+    return {node: not outputs.isdisjoint(reached([node], _dependent)) for node in changed}
 
 
 def _dependent(node: Node) -> list[Node]:

@@ -57,7 +57,7 @@ def _gradients_given(producers: Sequence[set[int]], labels: Sequence[Label]) -> 
     last_gradient: dict[int, int] = defaultdict(lambda: -1)
     for op, sources in enumerate(producers):
         label = labels[op]
-        if not label.backward or label.recomputed or label.node is None:
+        if not label.backward or label.node is None:
             continue
         for source in sources:
             if labels[source].backward and labels[source].node != label.node:

@@ -13,43 +13,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.uncounted import told, without_formula
 
 
-def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """FLOPs of an op, 0 if it has no formula; formulas that are registered with torch's flop counter are used as well.
+def formula_of(kind: str, packet: Any) -> Callable[..., int] | None:
+    """The formula of an op's FLOPs, as in `FORMULAS`, or registered with torch's flop counter; None if it has none.
 
     Args:
-        packet: ``torch.ops.aten.mm`` and the like.
-        args: the arguments in order: tensors on any device, "meta" included, and other values.
-        kwargs: the arguments by name.
-        out: what the op returns.
+        kind: its type, such as "aten.mm".
+        packet: the op itself, such as ``torch.ops.aten.mm``.
     """
-    formula = _formula(str(packet), packet)
-    if formula is None:
-        return 0
-    counted = formula(*args, **kwargs, out_val=out)
-    tensors = (leaf for leaf in tree_leaves((list(args), kwargs)) if isinstance(leaf, Tensor))
-    times = 4 if str(packet) not in TRANSFORMS and any(tensor.is_complex() for tensor in tensors) else 1
-    return int(counted) * times
-
-
-def has_formula(packet: Any) -> bool:
-    """Whether the FLOPs of an op are counted."""
-    return _formula(str(packet), packet) is not None
-
-
-def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
     return FORMULAS.get(kind) or flop_registry.get(packet)
 
 
 def uncounted(graph: ComputationGraph) -> str:
     """One line about the computing ops of a captured graph that have no formula, "" if all have one."""
-    counts = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
+    counts = without_formula(graph, lambda kind: formula_of(kind, _packet(kind)) is not None)
     if all(kind.startswith("onnx.") for kind in counts):
         return told(counts)
     return f"{told(counts)}; torch.utils.flop_counter.register_flop_formula gives them one"

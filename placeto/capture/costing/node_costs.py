@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from placeto.capture.costing.flops import WITHOUT_TF32, flops_of, has_formula
+from placeto.capture.costing.flops import TRANSFORMS, WITHOUT_TF32, formula_of
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph.label_values import CHANNELS_LAST
 
@@ -67,15 +68,13 @@ def bytes_accessed(node: Node) -> int:
 def flops(node: Node) -> int:
     """FLOPs that a node computes; 0 if `placeto.capture.costing.flops` has no formula for its op."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    if not has_formula(packet):
+    formula = formula_of(str(packet), packet)
+    if formula is None:
         return 0
-
-    def value(argument: Any) -> Any:
-        return argument.meta["val"] if isinstance(argument, Node) else argument
-
-    args = torch.fx.node.map_aggregate(node.args, value)
-    kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
-    return flops_of(packet, args, kwargs, node.meta["val"])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    is_complex = any(tensor.is_complex() for source in node.all_input_nodes for tensor in tensors_of(source))
+    times = 4 if is_complex and str(packet) not in TRANSFORMS else 1
+    return int(formula(*args, **kwargs, out_val=node.meta["val"])) * times
 
 
 def in_tf32(node: Node) -> bool:

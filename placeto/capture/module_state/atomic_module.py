@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -105,8 +106,7 @@ class Whole(nn.Module):
                 )
 
 
-@contextmanager
-def _in_place(title: str) -> Iterator[None]:
+def _in_place(title: str) -> AbstractContextManager[Any]:
     """A context in which ``tensor.data = value`` copies the value into the tensor, an op that can be recorded.
 
     In torch, the tensor would get other memory. The context holds for this thread only. A `TorchFunctionMode` could do
@@ -125,11 +125,7 @@ def _in_place(title: str) -> Iterator[None]:
         with torch.no_grad():
             plain.__get__(tensor).copy_(value)  # type: ignore[attr-defined]
 
-    torch.Tensor.data = property(plain.__get__, put)  # type: ignore[assignment, attr-defined]
-    try:
-        yield
-    finally:
-        del torch.Tensor.data
+    return patch.object(Tensor, "data", property(plain.__get__, put))  # type: ignore[attr-defined]
 
 
 def _alike(new: Any, old: Tensor) -> bool:
@@ -141,22 +137,23 @@ def _layout(tensor: Tensor) -> str:
 
 
 @contextmanager
-def keeping_tensors(module: nn.Module, names: bool = True) -> Iterator[None]:
-    """A context that gives the module its own parameters and buffers back when it is closed.
+def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which a module has other tensors in place of its own parameters and buffers.
 
-    `functional_call` loses the tensors of a submodule that has two names.
+    Names of parameters and buffers that are added or deleted meanwhile stay so. `torch.func.functional_call` would lose
+    the tensors of a submodule that has two names.
 
     Args:
         module: the module.
-        names: whether it also gets the names of parameters and buffers back that were added or deleted.
+        tensors: path of each parameter and buffer -> what stands for it.
     """
+    own = {id(tensor): tensors[path] for path, tensor in (*module.named_parameters(), *module.named_buffers())}
     holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
-    before = [dict(holder) for holder in holders]
+    before = [{key: tensor for key, tensor in holder.items() if tensor is not None} for holder in holders]
+    for holder, held in zip(holders, before, strict=True):
+        holder.update({key: own[id(tensor)] for key, tensor in held.items()})
     try:
         yield
     finally:
-        for holder, tensors in zip(holders, before, strict=True):
-            kept = {key: tensor for key, tensor in tensors.items() if names or key in holder}
-            if names:
-                holder.clear()
-            holder.update(kept)
+        for holder, held in zip(holders, before, strict=True):
+            holder.update({key: tensor for key, tensor in held.items() if key in holder})

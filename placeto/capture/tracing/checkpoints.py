@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor
 
-from placeto.capture.tracing.meanwhile import meanwhile
 from placeto.errors import CaptureError
 
 Function = Callable[..., Any]
@@ -37,12 +37,12 @@ class _WithoutReentry:
         return checkpoints.checkpoint(function, *args, use_reentrant=False, **how)
 
 
-def without_reentrant_checkpoints() -> AbstractContextManager[None]:
+def without_reentrant_checkpoints() -> AbstractContextManager[Any]:
     """A context in which reentrant checkpoints are run as non-reentrant ones."""
-    return _in_place_of("CheckpointFunction", _WithoutReentry)
+    return patch.object(checkpoints, "CheckpointFunction", _WithoutReentry)
 
 
-def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[Any]:
     """While this is open, checkpoints are made so that they later recompute within a context that `context` makes.
 
     When a checkpoint recomputes, torch restores its own autocast, but no `TorchFunctionMode`: `torch.autograd.grad`
@@ -61,7 +61,7 @@ def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> A
 
 def checkpointing_by(
     make: Callable[[Function, bool, Steps], Generator[None, None, None]],
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Any]:
     """While this is open, torch's non-reentrant checkpoints take other steps than torch's own.
 
     Args:
@@ -81,7 +81,7 @@ def checkpointing_by(
         bound.apply_defaults()
         return make(function, bound.arguments["preserve_rng_state"], lambda run: original(run, *args, **kwargs))
 
-    return _in_place_of(name, replaced)
+    return patch.object(checkpoints, name, replaced)
 
 
 @cache
@@ -89,7 +89,7 @@ def _name_of_steps() -> str:
     """The name of torch's generator for the steps of a checkpoint: one is made by a function that stands in for it."""
     for name in filter(partial(hasattr, checkpoints), _STEPS):
         reached = list[bool]()
-        with _in_place_of(name, lambda *_, reached=reached, **__: iter([reached.append(True)])):
+        with patch.object(checkpoints, name, lambda *_, reached=reached, **__: iter([reached.append(True)])):
             checkpoints.checkpoint(int, use_reentrant=False)
         if reached:
             return name
@@ -97,8 +97,3 @@ def _name_of_steps() -> str:
         f"activation checkpoints of torch {torch.__version__} can't be traced, as it makes them in a new way: install "
         "torch 2.13 or 2.14, with which Placeto was tested"
     )
-
-
-def _in_place_of(name: str, value: Any) -> AbstractContextManager[None]:
-    """A context in which torch's checkpoints use `value` in place of the function or class of theirs with this name."""
-    return meanwhile(partial(setattr, checkpoints, name), value, getattr(checkpoints, name))

@@ -12,7 +12,6 @@ import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -155,7 +154,7 @@ def hold(
     records: Sequence[dict[str, Any]],
     until: Mapping[tuple[int, int], int],
     run_by: Sequence[int | None],
-    rests: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
+    rests: Mapping[tuple[int, int], tuple[int, int]],
 ) -> None:
     """Add to op records how long their tensors are held beyond the last use.
 

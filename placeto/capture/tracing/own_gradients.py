@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 from torch.autograd import Function
-
-from placeto.capture.tracing.meanwhile import meanwhile
 
 _PLAIN = ("torch._", "torch.utils.checkpoint", "torch.distributed")  # modules whose functions tools know
 _NAMES = {"BackwardHookFunction": "a backward hook"}  # of torch's function for it
@@ -33,6 +31,6 @@ def gradients_noted(note: Callable[[str], None]) -> Iterator[None]:
         note("a hook of a tensor")
         return register_hook(tensor, hook)
 
-    functions = meanwhile(partial(setattr, Function, "apply"), classmethod(noted), apply)
-    with functions, meanwhile(partial(setattr, Tensor, "register_hook"), with_hook, register_hook):
+    functions = patch.object(Function, "apply", classmethod(noted))
+    with functions, patch.object(Tensor, "register_hook", with_hook):
         yield

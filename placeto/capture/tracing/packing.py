@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,12 +22,11 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from placeto.capture.tracing.dependencies import needed_by
-from placeto.capture.tracing.meanwhile import meanwhile
 
 _WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
-def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
+def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[Any]:
     """A context in which transformers find one sequence in each row, if positions that depend on no input say so.
 
     Args:
@@ -45,7 +45,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
                 return None
         return find(position_ids)
 
-    return meanwhile(partial(setattr, module, _FIND), find_by_values, find)
+    return patch.object(module, _FIND, find_by_values)
 
 
 def _value(node: Node) -> Tensor | None:

@@ -30,7 +30,6 @@ from placeto.capture.tracing.layouts import ON_COPY, is_on_copy, layouts_of
 from placeto.capture.tracing.lifetimes import SOURCE, Lifetimes, carry_over, storage_of
 from placeto.capture.tracing.node_labels import Label, Labels
 from placeto.capture.tracing.packing import packing_seen
-from placeto.capture.tracing.refused_dtypes import check_dtypes
 from placeto.capture.tracing.sharing import Sharing
 from placeto.capture.tracing.statistics import NORM, STATISTICS, TRAINING, statistics
 from placeto.capture.tracing.storages import as_stored
@@ -174,7 +173,6 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}
-        check_dtypes(func, args, kwargs)
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:
             return decomposed

@@ -68,12 +68,13 @@ class Sharing:
 
     def makers(self, values: Any) -> Makers:
         """The makers of the tensors in arguments that a tool would copy to another device."""
-        return self._makers(leaf for leaf in _moved(values) if isinstance(leaf, Tensor))
+        return self._makers(leaf for leaf in _leaves(values) if isinstance(leaf, Tensor))
 
     def unmoved(self, module: nn.Module, arguments: Any) -> Makers:
         """The makers of the tensors that a module finds in its attributes, or in objects that no tool looks into."""
         attributes = [value for name, value in vars(module).items() if name not in _MODULE_STATE]
-        return self._makers(_within([*attributes, *_objects(arguments)]))
+        objects = (leaf for leaf in _leaves(arguments) if not isinstance(leaf, Tensor | nn.Module))
+        return self._makers(_within([*attributes, *objects]))
 
     def ran(self, node: Node, written: Iterable[Node], argument_makers: Makers) -> None:
         """Note that a node has run.
@@ -114,7 +115,7 @@ class Sharing:
             names: the paths of all modules.
             hooked: whether a tool hands the module its arguments.
         """
-        for leaf in _moved(arguments):
+        for leaf in _leaves(arguments):
             for part in leaf.modules() if isinstance(leaf, nn.Module) else ():
                 if part in names and any(True for _ in part.parameters(recurse=False)):
                     self._need(path, names[part][0])
@@ -165,13 +166,13 @@ class Sharing:
         self.found.setdefault(module, {})[maker] = None
 
 
-def _moved(values: Any) -> Iterator[Any]:
-    """The tensors and modules that a tool finds in values to move them, as accelerate does."""
-    if isinstance(values, Tensor | nn.Module):
-        yield values
-    elif isinstance(values, list | tuple | Mapping):
+def _leaves(values: Any) -> Iterator[Any]:
+    """What is in lists, tuples and mappings, into which tools look for what they move, as accelerate does."""
+    if isinstance(values, list | tuple | Mapping):
         for part in values.values() if isinstance(values, Mapping) else values:
-            yield from _moved(part)
+            yield from _leaves(part)
+    else:
+        yield values
 
 
 def handed_over(values: Any) -> Any:
@@ -210,15 +211,6 @@ def _parts(values: Any) -> tuple[list[Any], Any]:
 
 def _same(first: tuple[list[Any], Any], second: tuple[list[Any], Any]) -> bool:
     return first[1] == second[1] and all(one is other for one, other in zip(first[0], second[0], strict=True))
-
-
-def _objects(values: Any) -> Iterator[Any]:
-    """The objects in arguments that a tool hands on as they are."""
-    if isinstance(values, list | tuple | Mapping):
-        for part in values.values() if isinstance(values, Mapping) else values:
-            yield from _objects(part)
-    elif not isinstance(values, Tensor | nn.Module):
-        yield values
 
 
 def _within(values: list[Any]) -> Iterator[Tensor]:

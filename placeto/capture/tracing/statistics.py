@@ -8,10 +8,9 @@ run, each call returns what the statistics would be if it alone changed them. Th
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
@@ -20,7 +19,7 @@ FUNCTIONAL = aten._native_batch_norm_legit_functional.default
 STATISTICS, TRAINING, _MOMENTUM = slice(3, 5), 5, 6  # places among the arguments of both
 KEPT = "kept"
 """Key in the ``meta`` of a copy that writes a statistic: the share of its old value that is in the new one."""
-_TRAINING = {NORM: TRAINING, FUNCTIONAL: TRAINING, aten.native_batch_norm_backward.default: 7}
+_TRAINING: dict[Any, int] = {NORM: TRAINING, FUNCTIONAL: TRAINING, aten.native_batch_norm_backward.default: 7}
 
 
 def statistics(node: Node) -> list[Node]:
@@ -55,15 +54,8 @@ class Update(NamedTuple):
     value: Node
     kept: float | None  # of a statistic, the share of the value before the step that is in `value`
 
-    def after(self, now: Tensor, before: Tensor, value: Tensor) -> Tensor:
-        """Return what is written to an input that has a value now, and had another one before the step.
-
-        A call makes ``kept * before + (1 - kept) * batch`` of a statistic. If others have changed it, they come first.
-        """
-        return value if self.kept is None else torch.add(value, now - before, alpha=self.kept)
-
 
 def updates_of(traced: GraphModule) -> list[Update]:
-    """What a trace that is run writes to its inputs, in this order; each call of a norm writes its statistics."""
+    """What a trace writes to its inputs, in this order; if it is run, each call of a norm writes its statistics."""
     copies = traced.graph.find_nodes(op="call_function", target=aten.copy_.default)
     return [Update(copy.all_input_nodes[0], copy.all_input_nodes[-1], copy.meta.get(KEPT)) for copy in copies]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.fx import Node
 
 from placeto.errors import RunError
 from placeto.runtime.interpreter import executable
@@ -48,10 +47,6 @@ class Measured:
     def by_node(self) -> dict[str, float]:
         """Return the microseconds of each call, by the name of its traced node."""
         return {node.name: float(us) for node, us in zip(self.program.calls, self.call_us, strict=True)}
-
-    def node(self, name: str) -> Node:
-        """Return a call by the name of its node."""
-        return next(node for node in self.program.calls if node.name == name)
 
 
 def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:

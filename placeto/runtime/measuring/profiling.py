@@ -63,16 +63,16 @@ def profile(
         if not values:
             raise RunError(f"{first[kind].name}: none of the steps has an op that runs there")
     fits = {kind: fit(values) for kind, values in samples.items()}
-    links = None
     if processes:
         from placeto.runtime.transport.process_links import process_links  # torch's pipelines take seconds to import
 
-        links = process_links(devices)
-    if links is not None:
-        fits = {kind: {**values, **links.fits} for kind, values in fits.items()}
+        bandwidth, latency_us, more = process_links(devices)
+        fits = {kind: {**values, **more} for kind, values in fits.items()}
+    else:
+        bandwidth, latency_us = matrices(devices)
     costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
-    between = matrices(devices) if links is None else links[:2]
-    cluster = _cluster(devices, {kind: _overhead_us(values) for kind, values in measured.items()}, name, *between)
+    overhead_us = {kind: _overhead_us(values) for kind, values in measured.items()}
+    cluster = _cluster(devices, overhead_us, name, bandwidth, latency_us)
     every = tuple(run for values in measured.values() for run in values)
     rows = tuple(_row(run, costs, cluster, held_out(samples[run.device.kind])) for run in every)
     return Profile(Profiled(costs.torch, costs.machine, costs.ops, fits, rows), cluster, every)

@@ -9,9 +9,9 @@ At last one process runs a backward pass in one chunk, and in two.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,22 +26,18 @@ from placeto.problem.costs.profiled import Fit
 from placeto.runtime.local_devices import LocalDevice
 from placeto.runtime.split_chunks import split_chunks
 from placeto.runtime.torchrun import lines_of
-from placeto.runtime.transport.transfers import REPEATS, SIZES, fitted
+from placeto.runtime.transport.transfers import SIZES, fitted, medians_us
 from placeto.simulator.tool_steps.pipeline_step import CHUNK, SPLIT, SUM
 
 _WIDTH, _FEW, _MANY = 8, 4, 16  # width of the small layers; two numbers of micro-batches
 
 
-class ProcessLinks(NamedTuple):
-    """What was measured between D processes."""
-
-    bandwidth: np.ndarray  # (D, D) bytes/us
-    latency_us: np.ndarray  # (D, D)
-    fits: Mapping[str, Fit]  # by `CHUNK`, `SPLIT` and `SUM` of `simulator.pipeline_step`; empty for one process
-
-
-def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
+def process_links(devices: Sequence[LocalDevice]) -> tuple[np.ndarray, np.ndarray, dict[str, Fit]]:
     """Measure the links between processes on given cores; a transfer counts the same in both directions.
+
+    Returns:
+        (D, D) bandwidth in bytes/us; (D, D) latency in us; and what torch takes beside transfers, by `CHUNK`, `SPLIT`
+        and `SUM` of `simulator.pipeline_step`, empty for one process.
 
     Raises:
         RunError: a device is no core, or the processes fail.
@@ -61,7 +57,7 @@ def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
             first, second = measured["ranks"]
             for ends in ((first, second), (second, first)):
                 latency_us[ends], bandwidth[ends] = fitted(dict(zip(SIZES, measured["us"], strict=True)))
-    return ProcessLinks(bandwidth, latency_us, fits)
+    return bandwidth, latency_us, fits
 
 
 def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.ndarray) -> Fit:
@@ -77,44 +73,29 @@ def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.nda
 
 def _half(first: int, second: int, size: int) -> float:
     """Return the median microseconds of a transfer; the value at rank `first` counts."""
-    tensor, times = torch.ones(size, dtype=torch.uint8), []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
+    tensor = torch.ones(size, dtype=torch.uint8)
+
+    def there_and_back() -> None:
         for source, destination in ((first, second), (second, first)):
             if dist.get_rank() == source:
                 dist.send(tensor, destination)
             else:
                 dist.recv(tensor, source)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[1:])) * 1e6 / 2
 
-
-def _sum(size: int) -> float:
-    """Return the median microseconds of an all-reduce of `size` bytes."""
-    tensor, times = torch.zeros(size // 4), []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        dist.all_reduce(tensor)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[1:])) * 1e6
+    return medians_us(there_and_back)[0] / 2
 
 
 def _chunk(rank: int, group: dist.ProcessGroup) -> float:
     """Return the median microseconds of a chunk on rank 0 or 1, with its transfer but without its ops."""
-    layer, took = nn.Linear(_WIDTH, _WIDTH), {count: list[float]() for count in (_FEW, _MANY)}
-    row, alone = torch.ones(1, _WIDTH), list[float]()
-    runs = {count: _pipeline(layer, rank, count, group) for count in took}
-    for _ in range(REPEATS):
-        for count, times in took.items():
-            rows = torch.ones(count, _WIDTH)
-            start = time.perf_counter()
-            runs[count].step(*([] if rank else [rows]), target=rows if rank else None, return_outputs=False)
-            times.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        _loss(layer(row), row).backward()
-        alone.append(time.perf_counter() - start)
-    few, many, ops = (float(np.median(times[1:])) for times in (took[_FEW], took[_MANY], alone))
-    return max((many - few) / (_MANY - _FEW) - ops, 0.0) * 1e6 / 2  # a forward and a backward pass
+    layer, row = nn.Linear(_WIDTH, _WIDTH), torch.ones(1, _WIDTH)
+
+    def step_of(count: int) -> Callable[[], object]:
+        pipeline, rows = _pipeline(layer, rank, count, group), torch.ones(count, _WIDTH)
+        given: dict[str, Any] = {"target": rows if rank else None, "return_outputs": False}
+        return partial(pipeline.step, *([] if rank else [rows]), **given)
+
+    few, many, ops = medians_us(step_of(_FEW), step_of(_MANY), lambda: _loss(layer(row), row).backward())
+    return max((many - few) / (_MANY - _FEW) - ops, 0.0) / 2  # a forward and a backward pass
 
 
 def _pipeline(layer: nn.Module, rank: int, count: int, group: dist.ProcessGroup) -> _PipelineScheduleRuntime:
@@ -146,7 +127,7 @@ def main() -> None:
                     print(json.dumps({"ranks": [first, second], "us": times}), flush=True)
     if count > 1:
         dist.barrier()
-        sums = [_sum(size) for size in SIZES]
+        sums = [medians_us(partial(dist.all_reduce, torch.zeros(size // 4)))[0] for size in SIZES]
         pair = dist.new_group([0, 1])
         chunk = _chunk(rank, pair) if rank < 2 else 0.0
         if rank == 0:

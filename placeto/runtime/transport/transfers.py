@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import nnls
 
 from placeto.runtime.local_devices import LocalDevice
-from placeto.runtime.measuring.stopwatch import clock
+from placeto.runtime.measuring.stopwatch import clock, in_turns
 
 SIZES = tuple(4**power for power in range(2, 13))  # bytes: 16 to 16 Mi
 REPEATS = 20  # the first doesn't count
@@ -45,6 +45,11 @@ def fitted(times: Mapping[int, float]) -> TransferCost:
     return TransferCost(float(latency), 1.0 / per_byte if per_byte > 0 else float(fastest))
 
 
+def medians_us(*functions: Callable[[], object]) -> list[float]:
+    """Return the median microseconds of each function; they are called in turns."""
+    return [float(np.median(us)) for us in in_turns(functions, 0.0, REPEATS - 1)]
+
+
 def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -> float:
     """Return the median microseconds from putting a tensor into a queue to having copied it in the other thread."""
     sent: SimpleQueue[tuple[torch.Tensor, float] | None] = SimpleQueue()
@@ -75,21 +80,18 @@ def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -
 def _copied(source: LocalDevice, destination: LocalDevice, size: int) -> float:
     """Return the median microseconds of a copy, until both devices are done."""
 
-    def copy() -> float:
+    def measure() -> float:
         tensor = torch.ones(size, dtype=torch.uint8, device=source.torch_device)
-        times = []
-        for _ in range(REPEATS):
-            source.synchronize()
-            destination.synchronize()
-            start = time.perf_counter()
+
+        def copy() -> None:
             tensor.to(destination.torch_device)
             source.synchronize()
             destination.synchronize()
-            times.append(time.perf_counter() - start)
-        return float(np.median(times[1:])) * 1e6
+
+        return medians_us(copy)[0]
 
     owner = destination if source.is_cpu else source  # a GPU's thread
-    return owner.run(copy)
+    return owner.run(measure)
 
 
 def peaks(device: LocalDevice) -> tuple[float, float]:
