@@ -90,7 +90,7 @@ def simulated(recomputed: str, layers: int) -> PlannedStep:
     graph = capture_training(
         step.module, step.inputs, step.loss, targets=step.targets, precision="bf16", micro_batches=GPUS
     )
-    return sharded(PlacementProblem(graph, load_cluster(f"{GPUS}xh100")), tuple(range(GPUS)), 3, GPUS * BATCH)
+    return sharded(PlacementProblem(graph, load_cluster(f"{GPUS}xh100")), tuple(range(GPUS)), 3)
 
 
 def main(config: CheckpointPrices) -> None:
