@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,12 +44,14 @@ from placeto.heuristics.pipelines.plan_chunks import order_of_ops
 from placeto.heuristics.pipelines.plans import make_plan, ranked_plans
 from placeto.heuristics.pipelines.stage_memory import by_chunks, fitting_stages
 from placeto.planning.collecting import collected_seldom
-from placeto.planning.numbers import Numbers, ProblemOf
 from placeto.planning.planned_steps import PlannedStep
+from placeto.planning.runnable import Runner
 from placeto.planning.short_memory import fastest_near
 from placeto.planning.single_ways import in_order, one_device, replicas_of
+from placeto.planning.variants import Variants
 from placeto.planning.ways import _planned_ways, plain_ways
 from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
@@ -166,31 +168,31 @@ def fastest(steps: Sequence[PlannedStep | None]) -> PlannedStep | None:
 @cache
 def ways(model: str, cluster: str, counts: tuple[int, ...], memory: float = ENOUGH) -> tuple[list[PlannedStep], float]:
     """The ways that `plan` finds, and the seconds that it takes; the graphs are captured before."""
-    batch = MODELS[model][1]
     for count in counts:
         captured(model, count)
     begin = time.process_time()
-    numbers = Numbers(lambda count: problem_of(model, count, cluster, memory))
+    on = with_memory(load_cluster(cluster), memory)
+    variants = Variants(lambda count, *_: captured(model, count), on, EFFICIENCY, MODELS[model][1])
     with collected_seldom():
-        found, *_ = _planned_ways(numbers, counts, batch, None, [], {})
+        found, _ = _planned_ways(variants, counts, Runner())
     return found, time.process_time() - begin
 
 
 def limited(row: Limit) -> dict[str, Any]:
     """Makespans of the best ways, and seconds."""
     wide, free_seconds = ways(row.model, row.cluster, row.counts)
-    free, batch = fastest(wide), MODELS[row.model][1]
+    free = fastest(wide)
     assert free is not None
     memory = row.share * free.used
     found, seconds = ways(row.model, row.cluster, row.counts, memory)
     plan = fastest(found)
     none = fastest([step for step in found if step.plan is None or not step.plan.recomputed])
     problems = [problem_of(row.model, count, row.cluster, memory, True) for count in row.counts]
-    everything = fastest(plain_ways({problem.setting: problem for problem in problems}, batch, None, []))
+    everything = fastest(plain_ways({problem.setting: problem for problem in problems}, Runner()))
     made = {"none": none, "all": everything, "plan": plan}
     return {
         **{name: step and step.step_us / free.step_us for name, step in made.items()},
-        **_random(lambda count: problem_of(row.model, count, row.cluster, memory), plan, batch, free.step_us),
+        **_random(lambda count: problem_of(row.model, count, row.cluster, memory), plan, free.step_us),
         "free": free.name,
         "way": plan.name if plan else "-",
         "recomputed": plan.recomputed if plan else "",
@@ -200,7 +202,7 @@ def limited(row: Limit) -> dict[str, Any]:
     }
 
 
-def _random(problem_of: ProblemOf, step: PlannedStep | None, batch: int, free_us: float) -> dict[str, Any]:
+def _random(problem_of: Callable[[int], PlacementProblem], step: PlannedStep | None, free_us: float) -> dict[str, Any]:
     """A way with as many blocks in random places: the mean makespan of those that fit, and their number."""
     if step is None or (plan := step.plan) is None or not plan.recomputed:
         return {"random": step and step.step_us / free_us, "draws": DRAWS if step else 0}
@@ -218,11 +220,11 @@ def _random(problem_of: ProblemOf, step: PlannedStep | None, batch: int, free_us
                 by_chunks(problem, costs, other, problem.cluster.memory.astype(float))[0].chunks,
                 other.step(problem),
             )
-            drawn += in_order(problem, other, batch, None, _any, order_of_ops(on, other, chunks, costs.joined(other)))
+            drawn += in_order(problem, other, Runner(), order_of_ops(on, other, chunks, costs.joined(other)))
         elif len(plan.used) > 1:
-            drawn.append(replicas_of(problem, other, batch))
+            drawn.append(replicas_of(problem, other))
         else:
-            drawn.append(one_device(problem, step.fullest, batch, other.recomputed))
+            drawn.append(one_device(problem, step.fullest, other.recomputed))
     times = [each.step_us / free_us for each in drawn if each.fits]
     return {"random": float(np.mean(times)) if times else None, "draws": len(times)}
 
@@ -239,27 +241,26 @@ class _AllBlocks(BlockCosts):
 def between(row: Between) -> dict[str, Any]:
     """Makespans of pipelines divided by that of the best one without a limit and without recomputation."""
     wide = problem_of(row.model, PIPELINE_COUNT, row.cluster, ENOUGH)
-    free, least = fastest(_tried(wide, row)), _searched(wide, _costs(wide, "all"), row)
+    free, least = fastest(_tried(wide)), _searched(wide, _costs(wide, "all"), row)
     assert free is not None
     assert least is not None
     memory = least.used + row.share * (free.used - least.used)
     problem = replace(wide, cluster=with_memory(wide.cluster, memory))
     searched = [_searched(problem, _costs(problem, blocks), row) for blocks in ("none", "all", "chosen")]
     made = {name: step and step.step_us / free.step_us for name, step in zip(BETWEEN[1:], searched, strict=True)}
-    none, best = fastest(_tried(problem, row)), searched[-1]
-    random = _random(lambda count: problem, best, MODELS[row.model][1], free.step_us)
+    none, best = fastest(_tried(problem)), searched[-1]
+    random = _random(lambda count: problem, best, free.step_us)
     how = {"memory": memory, "recomputed": best.recomputed if best else ""}
     return {BETWEEN[0]: none and none.step_us / free.step_us, **made, **random, **how}
 
 
-def _tried(problem: PlacementProblem, row: Between) -> list[PlannedStep]:
+def _tried(problem: PlacementProblem) -> list[PlannedStep]:
     """The best pipelines with one stage on each device, of those that are tried without a limit."""
 
-    def one_each(plan: Plan) -> bool:
-        return len(plan.devices) == len(plan.used) == problem.num_devices and not plan.interleaved
-
-    plans = [each.plan for each in ranked_plans(problem, one_each) if one_each(each.plan)][:2]
-    return [step for plan in plans for step in in_order(problem, plan, MODELS[row.model][1], None, one_each)]
+    runner = _OneStageEach()
+    keep = partial(runner.keeps, problem)
+    plans = [each.plan for each in ranked_plans(problem, keep) if keep(each.plan)][:2]
+    return [step for plan in plans for step in in_order(problem, plan, runner)]
 
 
 def _costs(problem: PlacementProblem, blocks: str) -> BlockCosts:
@@ -276,8 +277,11 @@ def vars_of(costs: BlockCosts) -> dict[str, Any]:
     return {each.name: getattr(costs, each.name) for each in fields(costs)}
 
 
-def _any(plan: Plan) -> bool:
-    return True
+class _OneStageEach(Runner):
+    """Runs plans with one stage on each device."""
+
+    def keeps(self, problem: PlacementProblem, plan: Plan) -> bool:
+        return len(plan.devices) == len(plan.used) == problem.num_devices and not plan.interleaved
 
 
 def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> PlannedStep | None:
@@ -289,8 +293,7 @@ def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> Pla
             starts.append(replace(make_plan(problem, devices, made[0]), recomputed=made[1]))
     if isinstance(costs, _AllBlocks):
         starts = [start and costs.recomputing(start, [len(costs.paths)] * len(devices)) for start in starts]
-    batch = MODELS[row.model][1]
-    return fastest([fastest_near(problem, costs, plan, batch, None, _any) for plan in dict.fromkeys(starts) if plan])
+    return fastest([fastest_near(problem, costs, plan, Runner()) for plan in dict.fromkeys(starts) if plan])
 
 
 def main(config: ShortMemory) -> None:

@@ -185,6 +185,8 @@ def place(
         _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
     captures: dict[int, Capture] = {}
     place_by = _placer_of(objective, placer, micro_batches)
+    on = cluster if isinstance(cluster, Cluster) or cluster is None else load_cluster(cluster)
+    by = load_costs("efficiency" if costs is None else costs) if isinstance(costs, str | Path | None) else costs
 
     def graph_of(count: int) -> ComputationGraph:
         if isinstance(model, ComputationGraph):
@@ -199,28 +201,24 @@ def place(
         return capture.graph
 
     def problem_of(count: int) -> PlacementProblem:
-        graph, on, by = graph_of(count), cluster, costs
-        if devices:
-            on, measured = _profiled(captures[count], inputs, targets, devices)
-            by = measured if by is None else by
-        assert on is not None
-        by = "efficiency" if by is None else by
-        return PlacementProblem(
-            graph,
-            on if isinstance(on, Cluster) else load_cluster(on),
-            load_costs(by) if isinstance(by, str | Path) else by,
-        )
+        graph = graph_of(count)
+        if on is not None:
+            return PlacementProblem(graph, on, by)
+        local, measured = _profiled(captures[count], inputs, targets, devices)
+        return PlacementProblem(graph, local, measured if costs is None else by)
 
     def place_one(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
         undivided = undivided_modules(model, whole_modules, problem.graph)
         return place_problem(problem, place_by, simulations, seconds, seed, undivided)
 
     if micro_batches == "auto":
-        from placeto.planning.numbers import Numbers
+        from placeto.planning.variants import Variants
         from placeto.planning.ways import place_or_plan
 
+        assert on is not None
         plans = placer == DEFAULT_PLACER and whole_modules is False
-        chosen = place_or_plan(Numbers(problem_of), place_one, plans, simulations, seconds)
+        variants = Variants(lambda count, *_: graph_of(count), on, by)
+        chosen = place_or_plan(variants, place_one, plans, simulations, seconds)
         count, result = chosen.count, chosen.result
     else:
         count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)

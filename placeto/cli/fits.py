@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from placeto.cli.shared.common import find_cluster, note, say
 from placeto.cli.shared.model_config import Model
 from placeto.cli.shared.options import OptionalSize, OptionalText
 from placeto.errors import UsageError
 from placeto.plumbing.progress import ProgressBar
-from placeto.problem.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +32,17 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Simulate the step on one device and print what it holds."""
     from placeto.planning.fits import device_of, fits
-    from placeto.planning.model_plans import with_headroom
-    from placeto.planning.numbers import problems_on
+    from placeto.planning.variants import Variants
     from placeto.problem.costs import load_costs
 
     options, memory = arguments.model, arguments.memory
     if (arguments.cluster is None) == (memory is None):
         raise UsageError("give either --cluster or --memory: the devices to try, or the memory of one device")
-    if memory is None:
-        cluster = find_cluster(str(arguments.cluster))
-    elif memory <= options.headroom:
-        raise UsageError(f"--memory must be more than --headroom, {format_bytes(options.headroom)}")
-    else:
-        cluster = device_of(memory)
-    cluster = with_headroom(cluster, options.headroom)
-    model, counts = options.find(), options.counts
-
-    with ProgressBar("capturing", total=len(counts) + 1) as bar:
-        problem_of = problems_on(options.captured(model, bar), model.batch, cluster, load_costs("efficiency"))
-        result = fits(problem_of, cluster, model.batch, counts, problem_of)
+    cluster = find_cluster(str(arguments.cluster)) if memory is None else device_of(memory)
+    model, costs = options.find(), load_costs("efficiency")
+    with ProgressBar("capturing", total=len(options.counts) + 1) as bar:
+        graph_of = options.captured(model, bar)
+        result = fits(Variants(graph_of, cluster, costs, model.batch, headroom=options.headroom), options.counts)
     of_module = list(model.module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))
@@ -60,7 +51,7 @@ def run(arguments: Arguments) -> None:
     how = "" if options.precision == "fp32" else f", {options.precision}"
     say(f"{model.name}: {what}, batch {model.batch}{how}, {options.optimizer}")
     say(str(result))
-    say(replace(result, headroom=options.headroom).advice())
+    say(result.advice())
     if not any(step.fits for step in result.steps):
         for count, why in result.left_out.items():
             note(f"not tried in {count} micro-batches: {why}")

@@ -29,6 +29,8 @@ from placeto.simulator.observer import Observer, Status, observing
 
 if TYPE_CHECKING:
     from placeto.heuristics.throughput import StreamPlacement
+    from placeto.problem.graph import ComputationGraph
+    from placeto.problem.problem import PlacementProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +75,9 @@ def run(arguments: Arguments) -> None:
     from placeto.formats.placement import save_placement
     from placeto.heuristics import throughput
     from placeto.placing import place_problem, undivided_modules
+    from placeto.planning.variants import Variants
+    from placeto.planning.ways import place_or_plan
     from placeto.problem.costs import load_costs
-    from placeto.problem.problem import PlacementProblem
     from placeto.problem.step.recomputation import recomputable
     from placeto.simulator.threads import set_threads
 
@@ -84,27 +87,24 @@ def run(arguments: Arguments) -> None:
     if arguments.workers is not None:
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
-    costs, name, module = load_costs(arguments.costs), "", None
+    name, module = "", None
 
-    def problem_of(count: int) -> PlacementProblem:
+    def graph_of(count: int, samples: int, width: int) -> ComputationGraph:
         nonlocal name, module
         name, graph, module = find_graph(arguments.graph, replace(arguments.options, micro_batches=count))
-        return PlacementProblem(graph, cluster, costs)
+        return graph
 
     def place_by(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
         undivided = undivided_modules(module, whole, problem.graph)
         shown = _shown(name, problem.single_device_us, arguments.patience)
         return place_problem(problem, placer, simulations, seconds, arguments.seed, undivided, shown)
 
-    chosen = None
+    variants, chosen = Variants(graph_of, cluster, load_costs(arguments.costs)), None
     if isinstance(count := arguments.options.micro_batches, int):
-        result = place_by(problem_of(count), budget.simulations, budget.seconds)
+        result = place_by(variants(count), budget.simulations, budget.seconds)
     else:
-        from placeto.planning.numbers import Numbers
-        from placeto.planning.ways import place_or_plan
-
-        numbers, plans = Numbers(problem_of), placer_name == DEFAULT_PLACER and not whole
-        chosen = place_or_plan(numbers, place_by, plans, budget.simulations, budget.seconds)
+        plans = placer_name == DEFAULT_PLACER and not whole
+        chosen = place_or_plan(variants, place_by, plans, budget.simulations, budget.seconds)
         result = chosen.result
     problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
@@ -131,7 +131,7 @@ def run(arguments: Arguments) -> None:
         for count, first in chosen.first.items():
             much = "" if first.fits else ", does not fit into memory"
             say(f"  {count:>2}         {format_us(first.makespan_us)}{much}")
-        for count, why in (numbers.left_out | chosen.left_out).items():
+        for count, why in (variants.left_out | chosen.left_out).items():
             say(f"  {count:>2}         not tried: {why}")
         single_us = min(first.problem.single_device_us for first in chosen.first.values())
         share = f"{schedule.makespan_us / single_us:.4f} of the best single device"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -77,32 +77,27 @@ def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     from placeto.capture.trace import parallel_plan
     from placeto.formats.plan import save_plan
-    from placeto.planning.model_plans import plans_on, with_headroom
     from placeto.planning.planned_steps import CHECKPOINTED, PIPELINES
-    from placeto.planning.widths import widths_on
+    from placeto.planning.variants import Variants, widths_on
+    from placeto.planning.ways import plans_of
     from placeto.problem.costs import load_costs
 
-    machine, options = find_cluster(arguments.cluster), arguments.model
-    cluster = with_headroom(machine, options.headroom)
-    costs, model, counts = load_costs(arguments.costs), options.find(), tuple(dict.fromkeys((*options.counts, 1)))
-    name, batch = model.name, model.batch
-
-    by = arguments.runnable_by
+    cluster, options, costs = find_cluster(arguments.cluster), arguments.model, load_costs(arguments.costs)
+    model, counts, by = options.find(), tuple(dict.fromkeys((*options.counts, 1))), arguments.runnable_by
+    name, batch, widths = model.name, model.batch, widths_on(cluster)
     sharded = parallel_plan(model.module, model.parallel)
-    widths = widths_on(cluster)
-    tried = widths if sharded else ()
-    with ProgressBar("planning", total=len(counts) * (1 + len(tried)) + 1) as bar:
+    with ProgressBar("planning", total=len(counts) * (1 + len(widths) * bool(sharded)) + 1) as bar:
         graph_of = options.captured(model, bar)
-        plans = plans_on(cluster, costs, graph_of, batch, tried, counts, arguments.simulations, arguments.seed, by)
+        variants = Variants(graph_of, cluster, costs, batch, bool(sharded), options.headroom)
+        plans = plans_of(variants, counts, arguments.simulations, arguments.seed, by)
         bar.update(bar.total)
-    plans = replace(plans, headroom=options.headroom)
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
         why = plans.refused or "`placeto export` says of a placement what it refuses"
         note(f"no pipeline of {name} was found that {by} runs: {why}")
     dtypes = precision_of(model.module, options.precision)
-    say(f"{name} on {cluster.name}: batch {plans.best.batch}, {dtypes}, {options.optimizer}")
+    say(f"{name} on {cluster.name}: batch {batch}, {dtypes}, {options.optimizer}")
     say(str(plans))
     say_left_out(plans.left_out)
     if no_groups := plans.no_groups or (f"{name} has no parallel plan" if widths and not sharded else ""):
@@ -126,9 +121,9 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.out is not None:
-        save_plan(plans.best.file(machine), arguments.out)
-        if plans.best.placement is None:
-            how = f"`placeto run --plan` runs it by {plans.best.run_by}"
+        save_plan(best.file(cluster, batch), arguments.out)
+        if best.placement is None:
+            how = f"`placeto run --plan` runs it by {best.run_by}"
             note(f"{arguments.out} has no placement, as gradients are sharded; {how}")
 
 

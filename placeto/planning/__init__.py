@@ -5,9 +5,8 @@ first, or what is needed to make it fit into the memory of one device.
 """
 
 from placeto.errors import PlanError
-from placeto.planning.model_plans import plan, with_headroom
+from placeto.planning.model_plans import plan
 from placeto.planning.planned_steps import PlannedStep, Plans
-from placeto.planning.ways import plans_of
 
 PlanningError = PlanError  # its name before, for one version
-__all__ = ["PlanError", "PlannedStep", "Plans", "plan", "plans_of", "with_headroom"]
+__all__ = ["PlanError", "PlannedStep", "Plans", "plan"]

@@ -12,16 +12,17 @@ from operator import attrgetter
 
 import numpy as np
 
-from placeto.planning.numbers import COUNTS, Numbers, ProblemOf
 from placeto.planning.planned_steps import Kind, PlannedStep, WayOut, advice_on_ways_out
-from placeto.planning.short_memory import blocks_of, fewest_blocks
+from placeto.planning.runnable import Runner
+from placeto.planning.short_memory import fewest_blocks
 from placeto.planning.single_ways import one_device, sharded
+from placeto.planning.variants import COUNTS, Variants, one_each
 from placeto.planning.ways import leanest, plans_of
-from placeto.planning.ways_out import Smaller, ways_out
-from placeto.planning.widths import one_each
+from placeto.planning.ways_out import ways_out
 from placeto.plumbing.terminal import table
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.step.recomputation import recomputable
 from placeto.problem.units import format_bytes
 from placeto.simulator.readings.memory_timeline import CATEGORIES
 
@@ -92,13 +93,7 @@ class Fits:
         return table([head, *rows])
 
 
-def fits(
-    problem_of: ProblemOf,
-    cluster: Cluster,
-    batch: int,
-    counts: Sequence[int] = COUNTS,
-    smaller: Smaller | None = None,
-) -> Fits:
+def fits(variants: Variants, counts: Sequence[int] = COUNTS) -> Fits:
     """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
     The step is tried in more and more micro-batches, and then, in the largest number, with the fewest recomputed blocks
@@ -108,47 +103,45 @@ def fits(
     is kept.
 
     Args:
-        problem_of: returns the step in a given number of micro-batches, on the cluster.
-        cluster: the cluster with the devices.
-        batch: number of samples of a step.
+        variants: the step.
         counts: numbers of micro-batches to try, the least first.
-        smaller: as for `placeto.planning.ways.plans_of`.
 
     Raises:
         CaptureError: the step can't be captured in the first of these ways.
     """
-    numbers, steps = Numbers(problem_of), list[PlannedStep]()
+    cluster, steps = variants.cluster, list[PlannedStep]()
+    devices = cluster.computing
 
     def try_until_it_fits(wanted: Iterable[int], way: Way) -> None:
         problem = None
-        for _, problem in numbers.wanted(wanted):
+        for problem in variants.wanted(wanted):
             steps.append(way(problem, ()))
             if steps[-1].fits or steps[-1].resident_bytes > steps[-1].room:
                 return
-        if problem is not None and (blocks := blocks_of(problem)) is not None:
-            steps.append(fewest_blocks(partial(way, problem), blocks, steps[-1]))
+        if problem is not None and (blocks := recomputable(problem.graph)):
+            steps.append(fewest_blocks(partial(way, problem), blocks))
+
+    def found(left_out: Mapping[int, str], out: tuple[WayOut, ...] = ()) -> Fits:
+        return Fits(tuple(steps), left_out, out, variants.headroom)
 
     def alone(device: int, problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
-        return one_device(problem, device, batch, blocks)
-
-    def divided(problem: PlacementProblem, blocks: tuple[str, ...]) -> PlannedStep:
-        return sharded(problem, cluster.computing, 3, batch, blocks)
+        return one_device(problem, device, blocks)
 
     for device in _kinds(cluster.devices):
         try_until_it_fits(counts, partial(alone, cluster.devices.index(device)))
     if any(step.fits for step in steps):
-        return Fits(tuple(steps), numbers.left_out)
-    if len(cluster.computing) > 1:
-        each = one_each(cluster, counts)
-        try_until_it_fits(each or [count for count in counts if count % len(cluster.computing) == 0], divided)
+        return found(variants.left_out)
+    if len(devices) > 1:
+        each = one_each(cluster, counts) or [count for count in counts if count % len(devices) == 0]
+        try_until_it_fits(each, lambda problem, blocks: sharded(problem, devices, 3, blocks))
         if steps[-1].fits:
-            return Fits(tuple(steps), numbers.left_out)
-        plans = plans_of(numbers, batch, (*counts, 1), 0, smaller=smaller)
+            return found(variants.left_out)
+        plans = plans_of(variants, (*counts, 1), 0)
         if plans.best.fits or plans.best.kind not in (Kind.ONE, Kind.FULLY_SHARDED):
             steps.append(plans.best)
-        return Fits(tuple(steps), plans.left_out, plans.ways_out)
-    left_out, best = numbers.left_out, min(steps, key=_lacks)
-    return Fits(tuple(steps), left_out, ways_out(numbers, best, batch, partial(leanest, None), smaller))
+        return found(plans.left_out, plans.ways_out)
+    left_out, best = variants.left_out, min(steps, key=_lacks)
+    return found(left_out, ways_out(variants, best, partial(leanest, Runner())))
 
 
 def device_of(memory: int) -> Cluster:

@@ -9,7 +9,8 @@ Legend: M micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +18,12 @@ import numpy as np
 from placeto.errors import CaptureError, ClusterError
 from placeto.heuristics.pipelines.block_costs import block_costs
 from placeto.heuristics.pipelines.plans import least_us
-from placeto.planning.numbers import Numbers, Setting, is_large
 from placeto.planning.planned_steps import PlannedStep
-from placeto.planning.runnable import keeping
+from placeto.planning.runnable import Runner
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import sharded
-from placeto.planning.widths import one_each
+from placeto.planning.variants import Variants, is_large, one_each
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Tool
 
 _WIDTHS = 2
 """A large step is tried in so many widths: those in which replicas would take the least time."""
@@ -34,19 +33,10 @@ class LargeStep(NamedTuple):
     """Ways to run a large step, and what else is to be tried."""
 
     ways: list[PlannedStep]  # fully sharded replicas on all devices, and what the search by chunks finds
-    problems: dict[Setting, PlacementProblem]  # the steps of these ways
     counts: tuple[int, ...]  # the other numbers of micro-batches that are to be tried
-    refusal: str  # why a width is left out; "" if none is
 
 
-def plan_large(
-    numbers: Numbers,
-    groups: Mapping[int, Numbers],
-    counts: Iterable[int],
-    batch: int,
-    runnable_by: Tool | None,
-    refusals: list[str],
-) -> LargeStep:
+def plan_large(variants: Variants, counts: Iterable[int], runner: Runner) -> LargeStep:
     """Plan a step in the largest number of micro-batches in which it is large and can be captured.
 
     If there are more devices than the largest of three `counts` or more, as many micro-batches as devices also count.
@@ -54,77 +44,65 @@ def plan_large(
     be recomputed, or fits in no way. Otherwise all smaller numbers in which it is large are left out.
 
     Args:
-        numbers: the step in numbers of micro-batches.
-        groups: the same in tensor-parallel groups, by their width.
+        variants: the step.
         counts: numbers of micro-batches to try.
-        batch: number of samples of a step.
-        runnable_by: the tool that is to run the ways; None = any.
-        refusals: reasons why the tool can't run a plan are appended.
+        runner: what is to run the ways.
     """
     counts = tuple(dict.fromkeys(counts))
-    next(numbers.wanted(counts))  # a number that was asked for comes first: it may not divide the batch
-    first, least = next(numbers.wanted(sorted(counts)))
+    next(variants.wanted(counts))  # a number that was asked for comes first: it may not divide the batch
+    least = next(variants.wanted(sorted(counts)))
     more = [count for count in one_each(least.cluster, counts) if count > max(counts) and len(counts) > 2]
     large = [count for count in (*counts, *more) if is_large(least, count)]
-    as_others = LargeStep([], {}, counts, "")
     if not large or block_costs(least) is None:
-        return as_others
-    ways, problems, best_us = list[PlannedStep](), dict[Setting, PlacementProblem](), math.inf
+        return LargeStep([], counts)
+    ways, best_us, first = list[PlannedStep](), math.inf, least.graph.num_micro_batches
     for number in sorted(large, reverse=True):
-        widths, refusal = _likely(numbers, groups, first, number)
-        for width, smallest in widths:
+        tried = False
+        for smallest in _likely(variants, first, number):
             if may_be_faster(smallest, number, best_us):
                 try:
-                    problem = (numbers if width == 1 else groups[width])(number)
+                    problem = variants(number, smallest.width)
                 except CaptureError:  # the number doesn't divide the batch
                     continue
-                problems[problem.setting] = problem
-                ways += _ways_of(problem, batch, runnable_by, refusals)
+                ways, tried = ways + _ways_of(problem, runner), True
                 best_us = min((way.step_us for way in ways if way.fits), default=math.inf)
-        if problems:
+        if tried:
             break
     if best_us == math.inf:
-        return as_others
+        return LargeStep([], counts)
     left = (count for count in counts if count not in large)
-    others = tuple(count for count in left if count == first or may_be_faster(least, count, best_us))
-    return LargeStep(ways, problems, others, refusal)
+    return LargeStep(ways, tuple(count for count in left if count == first or may_be_faster(least, count, best_us)))
 
 
-def _likely(
-    numbers: Numbers, groups: Mapping[int, Numbers], first: int, count: int
-) -> tuple[list[tuple[int, PlacementProblem]], str]:
-    """Return the widths in which M micro-batches are likely to take the least time, with the step in a few.
+def _likely(variants: Variants, first: int, count: int) -> list[PlacementProblem]:
+    """Return the step in a few micro-batches, in the widths in which it is likely to take the least time in many.
 
-    Widths are tried from the narrowest on, until one takes longer than the one before. The second result is why a width
-    is left out that can't be captured; "" if none is.
+    Widths are tried from the narrowest on, until one takes longer than the one before.
 
     Args:
-        numbers: the step in numbers of micro-batches.
-        groups: the same in tensor-parallel groups, by their width.
+        variants: the step.
         first: the number of micro-batches in which it is captured.
-        count: M.
+        count: M, how many they will be.
     """
-    found, before_us, refusal = list[tuple[float, int, PlacementProblem]](), math.inf, ""
-    for width, own in sorted({1: numbers, **groups}.items()):
+    found, before_us = list[tuple[float, PlacementProblem]](), math.inf
+    for width in (1, *variants.widths):
         try:
-            problem = own(first)
-        except (CaptureError, ClusterError) as refused:
-            refusal = refusal or str(refused)
+            problem = variants(first, width)
+        except (CaptureError, ClusterError):
             continue
-        found.append((us := _replicas_us(problem, count), width, problem))
+        found.append((us := _replicas_us(problem, count), problem))
         if us > before_us:
             break
         before_us = us
-    best = sorted((each for each in found if each[0] < math.inf), key=lambda each: each[0])[:_WIDTHS]
-    return [(width, problem) for _, width, problem in best], refusal
+    best = sorted((each for each in found if each[0] < math.inf), key=itemgetter(0))[:_WIDTHS]
+    return [problem for _, problem in best]
 
 
-def _ways_of(problem: PlacementProblem, batch: int, runnable_by: Tool | None, refusals: list[str]) -> list[PlannedStep]:
+def _ways_of(problem: PlacementProblem, runner: Runner) -> list[PlannedStep]:
     """Return fully sharded replicas on all devices, and what the search by chunks finds."""
     replicas, count = problem.cluster.computing, problem.graph.num_micro_batches
-    found = [sharded(problem, replicas, 3, batch)] if len(replicas) > 1 and count % len(replicas) == 0 else []
-    problems = {problem.setting: problem}
-    return found + ways_that_fit(problems, found, batch, runnable_by, keeping(problems, runnable_by, refusals))
+    found = [sharded(problem, replicas, 3)] if len(replicas) > 1 and count % len(replicas) == 0 else []
+    return found + ways_that_fit({problem.setting: problem}, found, runner)
 
 
 def may_be_faster(problem: PlacementProblem, count: int, us: float) -> bool:

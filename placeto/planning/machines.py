@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from placeto.formats.advice import data_parallel_advice
-from placeto.planning.model_plans import plans_on, with_headroom
-from placeto.planning.numbers import COUNTS, GraphOf
 from placeto.planning.planned_steps import Kind, PlannedStep, Plans
-from placeto.planning.ways import DEFAULT_SIMULATIONS
-from placeto.planning.widths import widths_on
+from placeto.planning.variants import COUNTS, GraphOf, Variants
+from placeto.planning.ways import DEFAULT_SIMULATIONS, plans_of
 from placeto.plumbing.terminal import table
 from placeto.problem.checks import Count, Flag, Number, Record, Size, Text
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel
 from placeto.problem.json_files import write_json
-from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_rate, format_us
 from placeto.simulator.tool_steps.data_parallel import data_parallel, ratio
 
@@ -66,6 +63,11 @@ class Machine:
     def best(self) -> PlannedStep:
         """The best way."""
         return self.plans.best
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of the batch in a second of the best way; None if the batch isn't known."""
+        return self.plans.samples_per_second(self.best)
 
     @property
     def one_device_us(self) -> float | None:
@@ -120,28 +122,27 @@ def plan_on_each(
         PlanError: `counts` is empty, or `simulations` is negative.
     """
     machines = list[Machine]()
-    for cluster in [with_headroom(cluster, headroom) for cluster in clusters]:
-        begin, widths = time.perf_counter(), widths_on(cluster) if grouped else ()
-        plans = plans_on(cluster, costs, graph_of, batch, widths, counts, simulations, seed)
-        plans = replace(plans, headroom=headroom)
+    for variants in [Variants(graph_of, cluster, costs, batch, grouped, headroom) for cluster in clusters]:
+        begin = time.perf_counter()
+        plans = plans_of(variants, counts, simulations, seed)
         seconds, replicas = time.perf_counter() - begin, ""
         if plans.tried == (1,):
-            problem = PlacementProblem(graph_of(1, batch, 1), cluster, costs)
-            replicas = data_parallel_advice(problem, plans.best.step_us, data_parallel(problem))
-        machines.append(Machine(cluster, plans, seconds, replicas))
+            replicas = data_parallel_advice(variants(1), plans.best.step_us, data_parallel(variants(1)))
+        machines.append(Machine(variants.cluster, plans, seconds, replicas))
     return machines
 
 
 def machine_table(machines: Sequence[Machine]) -> str:
     """Return a table with a line for the best way on each cluster."""
     priced = any(machine.price_per_step is not None for machine in machines)
-    known = any(machine.best.batch for machine in machines)
+    known = any(machine.samples_per_second is not None for machine in machines)
     cells = [["cluster", "best way", "shape", "M", "recomputed", "step"]]
     cells[0] += [*["samples/s"] * known, "speed-up", "fits", *["price of 1000 steps"] * priced]
     for machine in machines:
         best = machine.best
         row = [machine.cluster.name, best.kind, best.shape, f"{best.micro_batches}", best.recomputed or "-"]
-        row += [format_us(best.step_us), *([format_rate(best.samples_per_second)] if known else [])]
+        row += [format_us(best.step_us)]
+        row += [] if (rate := machine.samples_per_second) is None else [format_rate(rate)]
         row += ["-" if machine.speed_up is None else f"{machine.speed_up:.2f}", "yes" if best.fits else "no"]
         row += [_price(machine.price_per_step)] * priced
         cells.append(row)
@@ -178,7 +179,7 @@ def _row(machine: Machine) -> dict[str, Any]:
         "recomputed": best.recomputed,
         "run_by": best.run_by,
         "step_us": float(best.step_us),
-        "samples_per_second": best.samples_per_second if best.batch else None,
+        "samples_per_second": machine.samples_per_second,
         "one_device_us": machine.one_device_us,
         "used_bytes": best.used,
         "fits": best.fits,

@@ -1,23 +1,18 @@
-"""A model, or a step that is captured in several numbers of micro-batches, on a cluster: which way to run it."""
+"""A model on a cluster: which way to run its training step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from placeto.errors import ClusterError
-from placeto.planning.numbers import COUNTS, GraphOf, problems_on
 from placeto.planning.planned_steps import Plans
+from placeto.planning.variants import COUNTS, Variants
 from placeto.planning.ways import DEFAULT_SIMULATIONS, plans_of
-from placeto.planning.widths import widths_on
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.step.plan import Tool
-from placeto.problem.units import format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +71,7 @@ def plan(
     from placeto.capture.inputs.batch_dimension import batch_length, check_samples, first_samples
     from placeto.capture.trace import capture_training, parallel_plan
 
-    on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
+    on = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     by = costs if not isinstance(costs, str) and hasattr(costs, "op_time_us") else load_costs(costs)
 
     how: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "master_weights": master_weights}
@@ -90,41 +85,5 @@ def plan(
             given = first_samples((plain(inputs), plain(targets)), batch, samples)
         return capture_training(model, given[0], loss, targets=given[1], micro_batches=count, width=width, **how)
 
-    widths = widths_on(on) if parallel_plan(model, parallel) else ()
-    plans = plans_on(on, by, graph_of, batch, widths, micro_batches, simulations, seed, runnable_by)
-    return replace(plans, headroom=headroom)
-
-
-def plans_on(
-    cluster: Cluster,
-    costs: CostModel,
-    graph_of: GraphOf,
-    batch: int,
-    widths: Iterable[int] = (),
-    counts: Iterable[int] = COUNTS,
-    simulations: int = DEFAULT_SIMULATIONS,
-    seed: int = 0,
-    runnable_by: Tool | None = None,
-) -> Plans:
-    """Return the ways to run a step on a cluster, as `plans_of` does; `graph_of` captures the step.
-
-    The number of samples, `batch`, is 0 if it isn't known. A smaller batch is no way out then.
-    """
-    problem_of = problems_on(graph_of, batch, cluster, costs)
-    smaller = problem_of if batch else None
-    groups = {width: partial(problem_of, width=width) for width in widths}
-    return plans_of(problem_of, batch, counts, simulations, seed, runnable_by, smaller, groups)
-
-
-def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
-    """Return a cluster whose devices have `headroom` bytes less memory.
-
-    Raises:
-        ClusterError: a device has no more memory than `headroom`, or `headroom` is negative.
-    """
-    if headroom < 0:
-        raise ClusterError(f"a headroom of {headroom} bytes would add memory: give 0 or more")
-    if headroom >= (least := int(cluster.memory.min())):
-        has = f"a device of {cluster.name} has {format_bytes(least)}"
-        raise ClusterError(f"a headroom of {format_bytes(headroom)} leaves no memory: {has}")
-    return replace(cluster, devices=tuple(replace(of, memory=of.memory - headroom) for of in cluster.devices))
+    variants = Variants(graph_of, on, by, batch, bool(parallel_plan(model, parallel)), headroom)
+    return plans_of(variants, micro_batches, simulations, seed, runnable_by)

@@ -1,104 +1,21 @@
-"""Numbers of micro-batches: the step in several of them, and a placement in the best one.
-
-With more micro-batches, more devices of a pipeline can work at the same time. With fewer, ops stay large. Which number
-is best depends on the model, the batch, the cluster and the placement. So the only way to know it is to place the step.
-"""
+"""A placement of a step in the best number of micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from placeto.errors import CaptureError, PlacerError, PlacetoError, PlanError
+from placeto.errors import PlacerError, PlacetoError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
-from placeto.problem.cluster import Cluster
-from placeto.problem.costs import CostModel
-from placeto.problem.costs.group_costs import in_groups
-from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
-COUNTS = (1, 2, 4, 8, 16)
-"""Numbers of micro-batches that are tried, as far as they divide the batch."""
 LEAST = 30
 """Simulations that a budget must have for each number that is tried. A third of them is spent on the comparison."""
-MOST_OPS = 200_000
-"""A step with more ops is large: its pipelines are searched by their chunks alone."""
 _FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
 
-
-Setting = tuple[int, int]
-"""Width and number of micro-batches of a step."""
-ProblemOf = Callable[[int], PlacementProblem]
-"""Returns a step in a given number of micro-batches, on the cluster; a CaptureError says why it can't be split so."""
-GraphOf = Callable[[int, int, int], ComputationGraph]
-"""Returns a step in a given number of micro-batches, with a given number of samples, in groups of a given width."""
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 """Places a problem within a budget of simulations or seconds."""
-
-
-def is_large(problem: PlacementProblem, count: int) -> bool:
-    """Whether a step that is captured in some number of micro-batches is large in `count` of them."""
-    return problem.num_ops / problem.graph.num_micro_batches * count > MOST_OPS
-
-
-def problems_on(graph_of: GraphOf, batch: int, cluster: Cluster, costs: CostModel) -> Callable[..., PlacementProblem]:
-    """Return what makes the problem of a step on a cluster, from the number of micro-batches.
-
-    It may also take another number of samples than `batch`, and the width of tensor-parallel groups.
-    """
-
-    def problem_of(count: int, samples: int = batch, width: int = 1) -> PlacementProblem:
-        groups = in_groups(cluster, costs, width)
-        return PlacementProblem(graph_of(count, samples, width), *groups)
-
-    return problem_of
-
-
-class Numbers:
-    """A step in several numbers of micro-batches. It is captured in each of them once, when it is first wanted."""
-
-    def __init__(self, problem_of: ProblemOf) -> None:
-        self._problem_of = problem_of
-        self._refused = dict[int, CaptureError]()
-        self.problems = dict[int, PlacementProblem]()
-
-    def __call__(self, count: int) -> PlacementProblem:
-        """Return the step in a number of micro-batches.
-
-        Raises:
-            CaptureError: the step can't be captured in this number.
-        """
-        if count in self._refused:
-            raise self._refused[count]
-        if count not in self.problems:
-            try:
-                self.problems[count] = self._problem_of(count)
-            except CaptureError as refused:
-                self._refused[count] = refused
-                raise
-        return self.problems[count]
-
-    def wanted(self, counts: Iterable[int]) -> Iterator[tuple[int, PlacementProblem]]:
-        """Yield those of some numbers in which the step can be captured, and the step in them.
-
-        Raises:
-            CaptureError: the step can't be captured in any number that was wanted so far; it is the first refusal.
-            PlanError: no number was wanted so far.
-        """
-        for count in dict.fromkeys(counts):
-            try:
-                problem = self(count)
-            except CaptureError:
-                continue
-            yield count, problem
-        if not self.problems:
-            raise next(iter(self._refused.values()), PlanError("no number of micro-batches: give at least one"))
-
-    @property
-    def left_out(self) -> dict[int, str]:
-        """Numbers of micro-batches that the step can't be split into, and why."""
-        return {count: str(refused) for count, refused in self._refused.items()}
 
 
 @dataclass(frozen=True)

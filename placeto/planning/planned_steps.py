@@ -21,7 +21,7 @@ from placeto.problem.cluster.groups import grouped
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.plan import Plan, on_devices
 from placeto.problem.step.plan_files import plan_document
-from placeto.problem.step.recomputation import RECOMPUTATION, captured_hash, recomputable
+from placeto.problem.step.recomputation import RECOMPUTATION, captured_hash, recomputable, recomputed_of
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
@@ -84,11 +84,9 @@ class PlannedStep:
     plan: Plan | None  # None for whole modules and for a free placement
     result: PlacementResult  # the simulation; for frameworks, of the graph that they make of the captured step
     placement: PlacementResult | None  # of the captured step; None if parameters are sharded
-    batch: int  # samples of a step
     fullest: int  # the device that uses the largest share of its memory
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device
     tool: str | None = None  # the tool as which it is simulated, if one was asked for; accelerate for whole modules
-    blocks: int = 0  # number of blocks that can be recomputed, of a way that recomputes some
     graph: ComputationGraph | None = None  # the captured step, with what is recomputed; None = that of `placement`
 
     @property
@@ -144,11 +142,6 @@ class PlannedStep:
             return us
         ran = self.schedule.placement[self.schedule.finish_us > self.schedule.start_us]
         return max(us, float(launch_us[ran].sum()))
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of the batch divided by the simulated seconds of a step."""
-        return self.batch * 1e6 / self.step_us
 
     @property
     def used(self) -> int:
@@ -207,9 +200,10 @@ class PlannedStep:
     @cached_property
     def recomputed(self) -> str:
         """Which activations are computed again for the backward pass, such as "5 of 22 blocks"; "" if none are."""
-        if self.plan is not None and (count := len(self.plan.recomputed)):
-            return f"{count} of {self.blocks} blocks"
-        return CHECKPOINTED if RECOMPUTATION in (self.placement or self.result).problem.graph.passes else ""
+        graph = self.graph or (self.placement or self.result).problem.graph
+        if self.plan is not None and self.plan.recomputed and (made_of := recomputed_of(graph)) is not None:
+            return f"{len(self.plan.recomputed)} of {len(recomputable(made_of.graph))} blocks"
+        return CHECKPOINTED if RECOMPUTATION in graph.passes else ""
 
     @property
     def order(self) -> str:
@@ -269,9 +263,12 @@ class PlannedStep:
             return ""
         return self.plan.refusal(self.placement.problem)
 
-    def file(self, cluster: Cluster) -> PlanFile:
-        """Return the content of a plan file for this way, on the cluster with all of its memory: without headroom."""
-        fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
+    def file(self, cluster: Cluster, batch: int) -> PlanFile:
+        """Return the content of a plan file for this way of a step of `batch` samples.
+
+        The cluster is the one with all of its memory: without headroom.
+        """
+        fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, batch, float(self.step_us)
         plan, placed = self.plan, None
         if self.placement is not None:
             plan = plan or self.placement.plan  # where a search for a free placement ended with a plan
@@ -297,6 +294,7 @@ class Plans:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    batch: int = 0  # samples of a step; 0 = unknown
     refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
     tried: tuple[int, ...] = ()  # numbers of micro-batches
     no_groups: str = ""  # why no way has tensor-parallel groups, or none of some width
@@ -309,6 +307,10 @@ class Plans:
     def best(self) -> PlannedStep:
         """The best way, which is the first."""
         return self.steps[0]
+
+    def samples_per_second(self, step: PlannedStep) -> float | None:
+        """Samples of the batch divided by the simulated seconds of a way's step; None if the batch isn't known."""
+        return self.batch * 1e6 / step.step_us if self.batch else None
 
     def advice(self) -> str:
         """Say which way to use and why, and what the best way of another kind would take."""
@@ -355,7 +357,7 @@ class Plans:
                 step.recomputed or "-",
                 step.order,
                 format_us(step.step_us),
-                format_rate(step.samples_per_second) if step.batch else "-",
+                "-" if (rate := self.samples_per_second(step)) is None else format_rate(rate),
                 " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",

@@ -5,13 +5,12 @@ Legend: B blocks, D devices, M micro-batches, P stages, R replicas of a stage.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -28,12 +27,12 @@ from placeto.heuristics.pipelines.stage_memory import (
     improved_by_chunks,
     least_chunks_us,
 )
-from placeto.planning.numbers import Setting, is_large
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, kind_of
-from placeto.planning.runnable import runner
+from placeto.planning.runnable import Runner
 from placeto.planning.single_ways import in_order, one_device, replicas_of
+from placeto.planning.variants import Setting, is_large
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.step.plan import Plan, Stages, Tool
+from placeto.problem.step.plan import Plan, Stages
 from placeto.problem.step.recomputation import recomputable
 
 _TRIED = 2
@@ -57,49 +56,16 @@ _SURE = 0.95
 takes. Its ops rarely take less: the least share of 6 cases was 0.86."""
 
 
-class Blocks(NamedTuple):
-    """The blocks of a step that can be recomputed, in program order."""
-
-    paths: tuple[str, ...]  # (B,)
-    freed: np.ndarray  # (B+1,) share of the bytes of all blocks that recomputing the first of them frees
-    took: np.ndarray  # (B+1,) share of the time of all blocks that recomputing the first of them takes
-
-    def needed(self, low: int, without: PlannedStep, high: int, least: PlannedStep) -> int:
-        """The number of blocks in `low`..`high` with which a way is likely to fit, if it does with `high` only."""
-        above, below = without.used / without.room - 1.0, 1.0 - least.used / least.room
-        freed = self.freed[low] + (self.freed[high] - self.freed[low]) * above / (above + below)
-        return min(int(np.searchsorted(self.freed, freed - 1e-9)), high)
-
-
-def blocks_of(problem: PlacementProblem) -> Blocks | None:
-    """Return the blocks of a step that can be recomputed; None if it has none."""
-    if not (paths := recomputable(problem.graph)):
-        return None
-    costs = block_costs(problem)
-    saved, us = (None, None) if costs is None else (costs.saved, costs.us.mean(axis=1))
-    return Blocks(paths, _shares(saved, len(paths)), _shares(us, len(paths)))
-
-
-def _shares(values: np.ndarray | None, count: int) -> np.ndarray:
-    """(B+1,) the share that the first of B values have of their sum; equal ones if they aren't known, or are 0."""
-    sums = np.arange(count + 1.0) if values is None or values.max() <= 0 else np.cumsum([0.0, *np.maximum(values, 0)])
-    return sums / sums[-1]
-
-
 class _Candidate(NamedTuple):
     """What may become a way that fits."""
 
     least_us: float  # it hardly takes less
     kind: Kind
-    make: Callable[[], PlannedStep | _Candidate | None]
+    make: Callable[[], PlannedStep | None]
 
 
 def ways_that_fit(
-    problems: Mapping[Setting, PlacementProblem],
-    found: Iterable[PlannedStep],
-    batch: int,
-    runnable_by: Tool | None,
-    keep: Mapping[Setting, Callable[[Plan], bool]],
+    problems: Mapping[Setting, PlacementProblem], found: Iterable[PlannedStep], runner: Runner
 ) -> list[PlannedStep]:
     """Return ways that fit since they recompute blocks; those that can't be the best of their kind are left out.
 
@@ -107,22 +73,19 @@ def ways_that_fit(
 
     Args:
         problems: the step, by its width and number of micro-batches.
-        found: the ways without recomputation; those that don't fit are tried again.
-        batch: number of samples of a step.
-        runnable_by: the tool that is to run the ways; None = any.
-        keep: by width and number of micro-batches: whether a plan counts.
+        found: the ways without recomputation; those of these problems that don't fit are tried again.
+        runner: what is to run the ways.
     """
     best = dict[Kind, float]()
     candidates, too_large = list[_Candidate](), list[_Candidate]()
     for step in found:
         if step.fits:
             best[step.kind] = min(step.step_us, best.get(step.kind, math.inf))
-        elif candidate := _recomputing(problems, step, batch):
+        elif candidate := _recomputing(problems, step):
             (candidates if step.kept <= step.room else too_large).append(candidate)
     ways, lacking = _made(candidates, best)
     ranked = sorted(
-        (each for problem in problems.values() for each in _pipelines(problem, runnable_by, keep, best)),
-        key=itemgetter(0),
+        (each for problem in problems.values() for each in _pipelines(problem, runner, best)), key=itemgetter(0)
     )
     candidates.clear()
     for kind in PIPELINES:
@@ -130,8 +93,7 @@ def ways_that_fit(
         for start in (each for each in ranked if kind_of(each[-1]) == kind):
             starts.setdefault((start[-1].devices, start[1].setting), start)
         for us, problem, costs, plan in [*starts.values()][:_TRIED]:
-            make = partial(fastest_near, problem, costs, plan, batch, runnable_by, keep[problem.setting], best)
-            candidates.append(_Candidate(_SURE * us, kind, make))
+            candidates.append(_Candidate(_SURE * us, kind, partial(fastest_near, problem, costs, plan, runner, best)))
     more, lacking_more = _made(candidates, best)
     return ways + more if best else lacking + lacking_more + _made(too_large, best)[1]
 
@@ -143,19 +105,11 @@ def _made(candidates: Iterable[_Candidate], best: dict[Kind, float]) -> tuple[li
     has the microseconds of the best way of each kind that fits.
     """
     ways, lacking = list[PlannedStep](), list[PlannedStep]()
-    waiting = [(candidate.least_us, number, candidate) for number, candidate in enumerate(candidates)]
-    heapq.heapify(waiting)
-    while waiting:
-        least_us, number, candidate = heapq.heappop(waiting)
-        if least_us >= _enough(best, candidate.kind):
-            continue
-        made = candidate.make()
-        if isinstance(made, _Candidate):
-            heapq.heappush(waiting, (made.least_us, number, made))
-        elif made is not None:
-            (ways if made.fits else lacking).append(made)
-            if made.fits:
-                best[made.kind] = min(made.step_us, best.get(made.kind, math.inf))
+    for candidate in sorted(candidates, key=attrgetter("least_us")):
+        if candidate.least_us < _enough(best, candidate.kind) and (way := candidate.make()) is not None:
+            (ways if way.fits else lacking).append(way)
+            if way.fits:
+                best[way.kind] = min(way.step_us, best.get(way.kind, math.inf))
     return ways, lacking
 
 
@@ -164,59 +118,42 @@ def _enough(best: Mapping[Kind, float], kind: Kind) -> float:
     return min(best.get(kind, math.inf), _FAR * min(best.values(), default=math.inf))
 
 
-def _recomputing(problems: Mapping[Setting, PlacementProblem], step: PlannedStep, batch: int) -> _Candidate | None:
+def _recomputing(problems: Mapping[Setting, PlacementProblem], step: PlannedStep) -> _Candidate | None:
     """Return the candidate for the same way with the fewest recomputed blocks with which it fits; None without blocks.
 
     Only one device and replicas are tried: their blocks are recomputed in the order of the program.
     """
-    plan, problem = step.plan, problems[step.width, step.micro_batches]
-    if plan is None or len(plan.devices) > 1 or (blocks := blocks_of(problem)) is None:
+    plan, problem = step.plan, problems.get((step.width, step.micro_batches))
+    if plan is None or len(plan.devices) > 1 or problem is None or not (blocks := recomputable(problem.graph)):
         return None
 
     def way(paths: tuple[str, ...]) -> PlannedStep:
         if len(plan.used) == 1:
-            return one_device(problem, step.fullest, batch, paths)
-        return replicas_of(problem, replace(plan, recomputed=paths), batch)
+            return one_device(problem, step.fullest, paths)
+        return replicas_of(problem, replace(plan, recomputed=paths))
 
-    def with_all() -> PlannedStep | _Candidate:
-        if not (least := replace(way(blocks.paths), blocks=len(blocks.paths))).fits:
-            return least
-        took = blocks.took[max(blocks.needed(0, step, len(blocks.paths), least) - 1, 0)]  # it may need one less
-        us = step.step_us + took * (least.step_us - step.step_us)
-        return _Candidate(us, step.kind, partial(fewest_blocks, way, blocks, step, least))
-
-    return _Candidate(step.step_us, step.kind, with_all)
+    return _Candidate(step.step_us, step.kind, partial(fewest_blocks, way, blocks))
 
 
-def fewest_blocks(
-    way: Callable[[tuple[str, ...]], PlannedStep],
-    blocks: Blocks,
-    without: PlannedStep,
-    least: PlannedStep | None = None,
-) -> PlannedStep:
+def fewest_blocks(way: Callable[[tuple[str, ...]], PlannedStep], blocks: tuple[str, ...]) -> PlannedStep:
     """Return the way with the fewest recomputed blocks that fits; with all of them if none fits.
 
     Args:
-        way: makes a way that recomputes some blocks.
+        way: makes a way that recomputes some blocks; it doesn't fit without.
         blocks: the blocks, which are chosen in their order.
-        without: the way without recomputation, which doesn't fit.
-        least: the way that recomputes all blocks, if it is known.
     """
-    best, low, high = least or way(blocks.paths), 0, len(blocks.paths)
-    while best.fits and high - low > 1:  # `without` recomputes `low` blocks and doesn't fit
-        middle = min(max(blocks.needed(low, without, high, best), low + 1), high - 1)
-        if (made := way(blocks.paths[:middle])).fits:
+    best, low, high = way(blocks), 0, len(blocks)
+    while best.fits and high - low > 1:
+        middle = (low + high) // 2
+        if (made := way(blocks[:middle])).fits:
             best, high = made, middle
         else:
-            without, low = made, middle
-    return replace(best, blocks=len(blocks.paths))
+            low = middle
+    return best
 
 
 def _pipelines(
-    problem: PlacementProblem,
-    runnable_by: Tool | None,
-    keep: Mapping[Setting, Callable[[Plan], bool]],
-    best: Mapping[Kind, float],
+    problem: PlacementProblem, runner: Runner, best: Mapping[Kind, float]
 ) -> Iterator[tuple[float, PlacementProblem, BlockCosts, Plan]]:
     """Yield pipelines whose chunks nearly fit: their penalised makespan in us, the problem, its blocks, the plan.
 
@@ -226,9 +163,9 @@ def _pipelines(
     count = problem.graph.num_micro_batches
     if count == 1 or (costs := block_costs(problem)) is None:
         return
-    shared_out = runner(problem, runnable_by) in (None, "torch") and bool(costs.keep.state.any())
+    shared_out = runner.tool(problem) in (None, "torch") and bool(costs.keep.state.any())
     found = dict.fromkeys(_candidates(problem, costs, shared_out))
-    kept = [plan.sharing_out() if shared_out else plan for plan in found if keep[problem.setting](plan)]
+    kept = [plan.sharing_out() if shared_out else plan for plan in found if runner.keeps(problem, plan)]
     least_us = {plan: least_chunks_us(problem, costs, plan) for plan in kept}
     plans = [plan for plan in kept if _SURE * least_us[plan] < _enough(best, kind_of(plan))]
     if is_large(problem, count):
@@ -285,9 +222,7 @@ def fastest_near(
     problem: PlacementProblem,
     costs: BlockCosts,
     plan: Plan,
-    batch: int,
-    runnable_by: Tool | None,
-    keep: Callable[[Plan], bool],
+    runner: Runner,
     others: Mapping[Kind, float] = MappingProxyType({}),
 ) -> PlannedStep | None:
     """Return the fastest way of those near a pipeline that fit; None if none fits.
@@ -299,9 +234,7 @@ def fastest_near(
         problem: the problem of the step, without what the plan recomputes.
         costs: of its blocks.
         plan: a pipeline whose stages begin at cuts.
-        batch: number of samples of a step.
-        runnable_by: the tool that is to run the way; None = any.
-        keep: whether a plan near it counts.
+        runner: what is to run the way.
         others: microseconds of other ways that fit.
     """
     best, tried, memory = None, set[object](), problem.cluster.memory
@@ -312,10 +245,13 @@ def fastest_near(
         if fitted.key not in tried:
             tried.add(fitted.key)
             order = order_of_ops(fitted.plan.step(problem), fitted.plan, fitted.chunks, costs.joined(fitted.plan))
-            yield from in_order(problem, fitted.plan, batch, runnable_by, lambda moved: False, order)
+            yield from in_order(problem, fitted.plan, runner, order)
+
+    def keep(near: Plan) -> bool:
+        return runner.keeps(problem, near) and _can_run(near)
 
     for _ in range(_REPAIRS):
-        fitted = improved_by_chunks(problem, costs, plan, room, lambda near: keep(near) and _can_run(near))
+        fitted = improved_by_chunks(problem, costs, plan, room, keep)
         if (step := next(run(fitted), None)) is None:
             break
         room = memory - (step.result.schedule().peak_memory - fitted.chunks.peak_memory).astype(float)
@@ -327,4 +263,4 @@ def fastest_near(
     most = _SIMILAR * orders[0].us if orders and close else 0.0
     similar = [each for each in orders if each.us <= most and each.lacking <= orders[0].lacking][:_ORDERS]
     ways = [step for step in (best, *chain(*map(run, similar))) if step is not None and step.fits]
-    return replace(min(ways, key=lambda step: step.step_us), blocks=len(costs.paths)) if ways else None
+    return min(ways, key=lambda step: step.step_us, default=None)

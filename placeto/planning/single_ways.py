@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from placeto.errors import PlanError
 from placeto.heuristics.pipelines.order_choice import orders_to_try, try_bounded_orders
 from placeto.heuristics.pipelines.plans import improved, make_plan
 from placeto.planning.planned_steps import PlannedStep
-from placeto.planning.runnable import as_run, runner
+from placeto.planning.runnable import Runner
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
-from placeto.problem.step.plan import Plan, Tool, dealt
+from placeto.problem.step.plan import Plan, dealt
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.readings.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
@@ -31,15 +32,15 @@ _ANY = 10**18
 """Bytes that no device ever needs."""
 
 
-def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple[str, ...] = ()) -> PlannedStep:
+def one_device(problem: PlacementProblem, device: int, blocks: tuple[str, ...] = ()) -> PlannedStep:
     """Return the way in which one device runs all micro-batches, and recomputes `blocks`."""
     plan = replace(make_plan(problem, ((device,),), ()), recomputed=blocks)
     problem = plan.step(problem)
     schedule = simulate(problem, np.full(problem.num_ops, device), plan=plan)
-    return planned(plan, result := _alone(schedule), batch, result, schedule=schedule)
+    return planned(plan, result := _alone(schedule), result, schedule=schedule)
 
 
-def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+def whole_modules(problem: PlacementProblem) -> list[PlannedStep]:
     """Return the way with whole blocks on the fewest devices on which it fits; on the most if it fits on none.
 
     All devices but CPUs are tried, half of them, and so on. The blocks run one after the other in program order, as in
@@ -60,46 +61,36 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
             return []
         if len(np.unique(mapped.placement)) == count:
             result = _alone(mapped)
-            steps = [planned(None, result, batch, result, "accelerate", mapped)]
+            steps = [planned(None, result, result, "accelerate", mapped)]
     return steps
 
 
 def in_order(
-    problem: PlacementProblem,
-    plan: Plan,
-    batch: int,
-    runnable_by: Tool | None,
-    keep: Callable[[Plan], bool],
-    order: np.ndarray | None = None,
+    problem: PlacementProblem, plan: Plan, runner: Runner, order: np.ndarray | None = None
 ) -> list[PlannedStep]:
     """Return the ways of a plan in the best order of its ops; none if the tool that is to run it can't.
 
     Args:
         problem: the problem of the step, without what the plan recomputes.
         plan: the plan.
-        batch: number of samples of a step.
-        runnable_by: the tool; None = any.
-        keep: whether a plan with moved borders counts.
-        order: the order (N,) of its ops; None = the best is chosen.
+        runner: what is to run it.
+        order: the order (N,) of its ops; None = the best is chosen, and borders are moved.
     """
-    problem = plan.step(problem)
+    step = plan.step(problem)
     if order is None:
-        result = _in_best_order(problem, orders_to_try(problem), plan, keep)
+        result = _in_best_order(step, plan, partial(runner.keeps, problem))
     else:
-        result = replace(_alone(simulate(problem, plan.placement(problem), order=order, plan=plan)), order=order)
+        result = replace(_alone(simulate(step, plan.placement(step), order=order, plan=plan)), order=order)
     if len(plan.devices) == 1:
-        return replicas(problem, plan, result, batch)
-    tool = runner(problem, runnable_by)
-    if made := as_run(tool or "torch", result, order is not None) or (None if tool else (result, result)):
+        return replicas(problem, plan, result)
+    if made := runner.run(result, order is not None):
         placed, run = made
-        return [planned(placed.plan, run, batch, placed, runnable_by)]
+        return [planned(placed.plan, run, placed, runner.wanted)]
     return []
 
 
-def beyond_memory(
-    problem: PlacementProblem, plan: Plan, batch: int, runnable_by: Tool | None, keep: Callable[[Plan], bool]
-) -> list[PlannedStep]:
-    """Return the ways of a plan in the order that is best if memory doesn't matter; arguments as of `in_order`."""
+def beyond_memory(problem: PlacementProblem, plan: Plan, runner: Runner) -> list[PlannedStep]:
+    """Return the ways of a plan in the order that is best if memory doesn't matter."""
 
     def sized(problem: PlacementProblem, memory: Sequence[int]) -> PlacementProblem:
         devices = zip(problem.cluster.devices, memory, strict=True)
@@ -110,18 +101,15 @@ def beyond_memory(
         on = sized(result.problem, problem.cluster.memory.tolist())
         return replace(result, problem=on, fits=bool((result.schedule().peak_memory <= on.cluster.memory).all()))
 
-    free = in_order(sized(problem, [_ANY] * problem.num_devices), plan, batch, runnable_by, keep)
     return [
         replace(way, result=limited(way.result), placement=limited(way.placement) if way.placement else None)
-        for way in free
+        for way in in_order(sized(problem, [_ANY] * problem.num_devices), plan, runner)
     ]
 
 
-def _in_best_order(
-    problem: PlacementProblem, orders: tuple[str, ...], plan: Plan, keep: Callable[[Plan], bool]
-) -> PlacementResult:
+def _in_best_order(problem: PlacementProblem, plan: Plan, keep: Callable[[Plan], bool]) -> PlacementResult:
     """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
-    evaluator, placement = Evaluator(problem), plan.placement(problem)
+    evaluator, placement, orders = Evaluator(problem), plan.placement(problem), orders_to_try(problem)
     evaluator.score_plan(plan, placement)
     moved = improved(evaluator, plan, orders, keep)
     for each in dict.fromkeys((plan, moved)) if orders else ():
@@ -129,18 +117,18 @@ def _in_best_order(
     return evaluator.result()
 
 
-def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult, batch: int) -> list[PlannedStep]:
-    """Return the ways in which frameworks run the replicas of a placed plan: with all parameters, or with parts."""
-    run = simulate(*replicated(problem, plan.device[0].tolist(), 1))
+def replicas(problem: PlacementProblem, plan: Plan, placed: PlacementResult) -> list[PlannedStep]:
+    """Return the ways in which frameworks run the replicas of a placed plan: in each stage of ZeRO."""
     training = problem.graph.mode == "training"  # without gradients and optimizer, parameters alone are shared out
-    found = _with_all([plan, *[replace(plan, sharding=(1,))] * training], run, placed, batch)
+    plans = [plan, *[replace(plan, sharding=(1,))] * training]
+    ways = [replicas_of(problem, each, placed) for each in plans]
     if plan.num_micro_batches % len(plan.used) == 0:
-        found += [sharded(problem, plan.devices[0], stage, batch) for stage in ((2, 3) if training else (3,))]
-    return found
+        ways += [sharded(problem, plan.devices[0], stage) for stage in ((2, 3) if training else (3,))]
+    return ways
 
 
 def sharded(
-    problem: PlacementProblem, devices: tuple[int, ...], stage: int, batch: int, blocks: tuple[str, ...] = ()
+    problem: PlacementProblem, devices: tuple[int, ...], stage: int, blocks: tuple[str, ...] = ()
 ) -> PlannedStep:
     """Return the way in which replicas share out their parameters, in stage 2 or 3 of ZeRO, and recompute `blocks`.
 
@@ -148,45 +136,34 @@ def sharded(
     """
     taken = dealt(problem.graph.num_micro_batches, np.ones(len(devices)))
     how: dict[str, Any] = {"sharding": (stage,), "recomputed": blocks, "width": problem.width}
-    plan = Plan((devices,), (), (taken,), len(layers(problem, False)), **how)
-    return replicas_of(problem, plan, batch)
+    return replicas_of(problem, Plan((devices,), (), (taken,), len(layers(problem, False)), **how))
 
 
-def replicas_of(problem: PlacementProblem, plan: Plan, batch: int) -> PlannedStep:
+def replicas_of(problem: PlacementProblem, plan: Plan, placed: PlacementResult | None = None) -> PlannedStep:
     """Return the way in which frameworks run the replicas of a plan, in its stage of ZeRO.
+
+    In stages 0 and 1, each replica has all weights and gradients, and the optimizer's state or a part of it. Received
+    copies count as weights there, and contributions to a gradient as the gradient. So a device is fullest at the moment
+    when it holds the most activations.
 
     Args:
         problem: the problem of the step, without what the plan recomputes.
         plan: a plan with one stage.
-        batch: number of samples of a step.
+        placed: its placement; None = in the order of the cluster.
     """
     problem, stage = plan.step(problem), max(plan.sharding, default=0)
     run = simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1)))
     if stage > 1:
-        return replace(planned(plan, _alone(run), batch, None, schedule=run), graph=problem.graph)
-    (way,) = _with_all([plan], run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
-    return way
-
-
-def _with_all(plans: Sequence[Plan], run: Schedule, placed: PlacementResult, batch: int) -> list[PlannedStep]:
-    """Return replicas with the memory that frameworks use where each has all weights and gradients, for each plan.
-
-    Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
-    to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
-    """
-    result, graph, memory = _alone(run), placed.problem.graph, run.problem.cluster.memory
-    used = np.unique(run.placement).tolist()
+        return replace(planned(plan, _alone(run), None, schedule=run), graph=problem.graph)
+    placed = placed or _alone(simulate(problem, plan.placement(problem), plan=plan))
+    graph, memory, used = problem.graph, run.problem.cluster.memory, np.unique(run.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
-    state = int(placed.problem.resident_bytes.sum()) - weights - trained
-    at = CATEGORIES.index("activations")
-    most = {device: int(held[:, at].max()) for device, (_, held) in memory_by_category(run, used).items()}
-    steps = []
-    for plan in plans:
-        whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if plan.sharding else 1)}
-        held = {device: whole | {"activations": most[device], "received": 0} for device in used}
-        fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
-        steps.append(PlannedStep(plan, result, placed, batch, fullest, held[fullest]))
-    return steps
+    state = (int(problem.resident_bytes.sum()) - weights - trained) // (len(used) if stage else 1)
+    at, held = CATEGORIES.index("activations"), memory_by_category(run, used)
+    most = {device: int(held[device][1][:, at].max()) for device in used}
+    fullest = max(most, key=lambda device: (weights + trained + state + most[device]) / int(memory[device]))
+    of_fullest = {"weights": weights, "gradients": trained, "optimizer": state, "activations": most[fullest]}
+    return PlannedStep(plan, _alone(run), placed, fullest, of_fullest | {"received": 0})
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
@@ -198,7 +175,6 @@ def _alone(schedule: Schedule) -> PlacementResult:
 def planned(
     plan: Plan | None,
     result: PlacementResult,
-    batch: int,
     placement: PlacementResult | None,
     tool: str | None = None,
     schedule: Schedule | None = None,
@@ -208,7 +184,6 @@ def planned(
     Args:
         plan: the plan, if it has one.
         result: the simulation of the way.
-        batch: number of samples of a step.
         placement: of the captured step; None if there is none.
         tool: the tool as which it is simulated.
         schedule: the schedule of `result`, if it is known.
@@ -216,4 +191,4 @@ def planned(
     schedule, memory = schedule or result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
-    return PlannedStep(plan, result, placement, batch, fullest, peak_by_category(schedule, fullest), tool)
+    return PlannedStep(plan, result, placement, fullest, peak_by_category(schedule, fullest), tool)

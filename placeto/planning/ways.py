@@ -11,35 +11,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 
-from placeto.errors import PlanError
+from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics.pipelines.plan_chunks import Ranked
-from placeto.heuristics.pipelines.plans import ranked_plans
+from placeto.heuristics.pipelines.plans import least_us, ranked_plans
 from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.large_steps import plan_large
-from placeto.planning.numbers import (
-    COUNTS,
-    LEAST,
-    Chosen,
-    Numbers,
-    Place,
-    ProblemOf,
-    Setting,
-    is_large,
-    place_in_best,
-)
+from placeto.planning.numbers import LEAST, Chosen, Place, place_in_best
 from placeto.planning.planned_steps import GAIN, Kind, PlannedStep, Plans, WayOut, kind_of
-from placeto.planning.runnable import keeping
+from placeto.planning.runnable import Runner
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import beyond_memory, in_order, one_device, planned, sharded, whole_modules
-from placeto.planning.ways_out import Smaller, ways_out
-from placeto.planning.widths import by_setting, in_widths, one_each
+from placeto.planning.variants import COUNTS, Setting, Variants, is_large, one_each
+from placeto.planning.ways_out import ways_out
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import PlacementResult
@@ -54,16 +44,13 @@ _NUMBERS = 2  # numbers of micro-batches in which each of them is tried
 
 @collected_seldom()
 def plans_of(
-    problem_of: ProblemOf,
-    batch: int,
+    variants: Variants,
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
     runnable_by: Tool | None = None,
-    smaller: Smaller | None = None,
-    widths: Mapping[int, ProblemOf] = MappingProxyType({}),
 ) -> Plans:
-    """Return the ways to run a step that is captured in several numbers of micro-batches.
+    """Return the ways to run a step in several numbers of micro-batches, and in tensor-parallel groups.
 
     If none of them fits, or only so tightly that `PlannedStep.warning` says so, the step is also tried in the number in
     which each device gets one micro-batch, unless a multiple of it was tried. If the fastest way doesn't fit, ways are
@@ -71,16 +58,12 @@ def plans_of(
     `placeto.planning.ways_out`.
 
     Args:
-        problem_of: returns the step in a given number of micro-batches, on the cluster.
-        batch: number of samples of a step.
+        variants: the step. Groups of widths that the model or the cluster refuses are left out.
         counts: numbers of micro-batches to try.
         simulations: budget of the search for a free placement, in simulations; 0 = no search. The search takes the
             number of micro-batches of the best other way, or the whole batch if a short search finds more there.
         seed: seed of that search.
         runnable_by: the tool that is to run the ways, as `plan` takes it.
-        smaller: returns the step with fewer samples; None = a smaller batch is no way out.
-        widths: as `problem_of`, for tensor-parallel groups of each width. Widths that the model or the cluster refuses
-            are left out.
 
     Raises:
         CaptureError: the step can't be captured in any of these numbers.
@@ -88,30 +71,39 @@ def plans_of(
     """
     if simulations < 0:
         raise PlanError(f"simulations must be at least 0, not {simulations}; with 0 there is no search")
-    numbers, refusals = Numbers(problem_of), list[str]()
-    planned, fastest, problems, no_groups = _planned_ways(numbers, counts, batch, runnable_by, refusals, widths)
+    runner = Runner(runnable_by)
+    planned, fastest = _planned_ways(variants, counts, runner)
     best: dict[Kind, dict[str, PlannedStep]] = {}
-    rank = partial(_rank, runnable_by)
+    rank = partial(_rank, runner)
     for step in sorted(planned, key=rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=rank)
-    search = simulations > 0 and runnable_by is None and next(iter(problems.values())).num_devices > 1
+    search = simulations > 0 and runnable_by is None and variants.cluster.num_devices > 1
     if search:
-        free = _searched(numbers.problems, steps[0], simulations, seed)
+        free = _searched(variants.problems(), steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
-    unlimited = None if fastest.fits else fastest
     out: tuple[WayOut, ...] = ()
+    alone = [step for step in planned if step.width == 1]
     if not steps[0].fits:
-        best_alone = min((step for step in planned if step.width == 1), key=rank)
-        out = ways_out(numbers, best_alone, batch, partial(leanest, runnable_by), smaller)
-    refused, tried = next(iter(refusals), ""), tuple(count for width, count in problems if width == 1)
-    return Plans(tuple(steps), numbers.left_out, refused, tried, no_groups, search, unlimited, out)
+        out = ways_out(variants, min(alone, key=rank), partial(leanest, runner))
+    return Plans(
+        tuple(steps),
+        variants.left_out,
+        variants.batch,
+        refused=next(iter(runner.refusals), ""),
+        tried=tuple(dict.fromkeys(step.micro_batches for step in alone)),
+        no_groups=variants.no_groups,
+        searched=search,
+        unlimited=None if fastest.fits else fastest,
+        ways_out=out,
+        headroom=variants.headroom,
+    )
 
 
 def place_or_plan(
-    numbers: Numbers, place: Place, plans: bool, simulations: int | None = None, seconds: float | None = None
+    variants: Variants, place: Place, plans: bool, simulations: int | None = None, seconds: float | None = None
 ) -> Chosen:
     """Place a step in the best number of micro-batches of `COUNTS`; where memory is short, also try ways of `plans_of`.
 
@@ -120,7 +112,7 @@ def place_or_plan(
     captured step, which divide its parameters, don't count.
 
     Args:
-        numbers: the step in numbers of micro-batches.
+        variants: the step.
         place: places a problem; see `place_in_best`.
         plans: False = try no ways of `plans_of`.
         simulations: budget of the placer; see `place_in_best`. Each way takes a simulation more.
@@ -131,13 +123,13 @@ def place_or_plan(
         ValueError: the placer refuses the step in the first number.
         PlacerError: too few simulations to compare the numbers.
     """
-    chosen = place_in_best(dict(numbers.wanted(COUNTS)), place, simulations, seconds)
+    problems = {problem.graph.num_micro_batches: problem for problem in variants.wanted(COUNTS)}
+    chosen = place_in_best(problems, place, simulations, seconds)
     fastest = min(chosen.first.values(), key=lambda result: result.makespan_us)
     if not plans or fastest.fits or fastest.problem.graph.mode != "training":
         return chosen
-    begin, any_batch = time.perf_counter(), 1  # samples per second aren't wanted
-    ways, *_ = _planned_ways(numbers, COUNTS, any_batch, None, [], {}, placed=True)
-    result = chosen.result
+    begin, result = time.perf_counter(), chosen.result
+    ways, _ = _planned_ways(variants, COUNTS, Runner(), placed=True)
     simulations, seconds = result.simulations + len(ways), result.seconds + time.perf_counter() - begin
     placed = [(result, ""), *((way.placement, way.name) for way in ways if way.placement is not None)]
     best, name = min(placed, key=lambda each: (_lack(each[0]), each[0].makespan_us))
@@ -151,67 +143,73 @@ def _lack(result: PlacementResult) -> int:
 
 
 def _planned_ways(
-    numbers: Numbers,
-    counts: Iterable[int],
-    batch: int,
-    runnable_by: Tool | None,
-    refusals: list[str],
-    widths: Mapping[int, ProblemOf],
-    placed: bool = False,
-) -> tuple[list[PlannedStep], PlannedStep, dict[Setting, PlacementProblem], str]:
+    variants: Variants, counts: Iterable[int], runner: Runner, placed: bool = False
+) -> tuple[list[PlannedStep], PlannedStep]:
     """Return all ways but a free placement, and the fastest of those without recomputation; see `plans_of`.
 
-    Then the steps, by width and number of micro-batches, and why groups of some width are left out. If the ways are to
-    be `placed`, those without a placement of the captured step don't count: they would keep slower ones from being
-    tried.
+    If the ways are to be `placed`, those without a placement of the captured step don't count: they would keep slower
+    ones from being tried.
     """
-    in_groups = {width: Numbers(of) for width, of in widths.items()}
-    large = plan_large(numbers, in_groups, counts, batch, runnable_by, refusals)
-    problems = by_setting(numbers, large.counts)
-    planned = large.ways + plain_ways(problems, batch, runnable_by, refusals)
-    cluster = next(iter(numbers.problems.values())).cluster
-    each = () if large.ways else one_each(cluster, (*numbers.problems, *numbers.left_out))
+
+    def plain(problems: Mapping[Setting, PlacementProblem]) -> list[PlannedStep]:
+        return [way for way in plain_ways(problems, runner) if way.placement is not None or not placed]
+
+    large = plan_large(variants, counts, runner)
+    problems = by_setting(variants.wanted(large.counts))
+    planned = large.ways + plain(problems)
+    each = () if large.ways else one_each(variants.cluster, (*variants.problems(), *variants.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
-        problems |= (more := by_setting(numbers, each))
-        planned += plain_ways(more, batch, runnable_by, refusals)
-    planned = [way for way in planned if way.placement is not None] if placed else planned
-    again = list[PlannedStep]()
-    if widths and not large.ways and not _fastest(planned).fits:  # what fits bounds what is captured in groups
-        again = ways_that_fit(problems, planned, batch, runnable_by, keeping(problems, runnable_by, refusals))
-    best_us = min((step.step_us for step in [*planned, *again] if step.fits), default=math.inf)
-    groups, no_groups = in_widths({} if large.ways else in_groups, [count for _, count in problems], best_us)
-    wider = plain_ways(groups, batch, runnable_by, [])  # torch has no ZeRO of stage 1 for them
-    planned += [way for way in wider if runnable_by != "torch" or way.kind != Kind.SHARDED]
-    problems |= groups
-    fastest = _fastest(planned)
-    if not fastest.fits:
-        untried = groups if again else problems
-        found = [way for way in planned + again if way.fits or (way.width, way.micro_batches) in untried]
-        last = ways_that_fit(untried, found, batch, runnable_by, keeping(problems, runnable_by, refusals))
-        planned += [way for way in again if way.fits or not any(other.fits for other in last)] + last
-    return planned, fastest, problems | large.problems, no_groups or large.refusal
+        problems |= (more := by_setting(variants.wanted(each)))
+        planned += plain(more)
+    again = [] if _fastest(planned).fits else ways_that_fit(problems, planned, runner)
+    if large.ways:
+        return planned + again, _fastest(planned)
+    best_us = min((step.step_us for step in planned + again if step.fits), default=math.inf)
+    groups = in_groups(variants, [count for _, count in problems], best_us)
+    planned += [way for way in plain(groups) if runner.wanted != "torch" or way.kind != Kind.SHARDED]  # it has none
+    if groups and not _fastest(planned).fits:
+        again += ways_that_fit(groups, planned + again, runner)
+    return planned + again, _fastest(planned)
 
 
-def leanest(runnable_by: Tool | None, problem: PlacementProblem, batch: int) -> PlannedStep:
+def in_groups(variants: Variants, counts: Iterable[int], best_us: float) -> dict[Setting, PlacementProblem]:
+    """Return the step in tensor-parallel groups, by width and number of micro-batches.
+
+    In more micro-batches, ops are smaller and take longer together. So if the work alone, divided between all groups,
+    takes longer than the best way so far, no larger number of micro-batches is captured.
+    """
+    found = dict[Setting, PlacementProblem]()
+    for width in variants.widths:
+        with suppress(CaptureError, ClusterError):  # see `Variants.no_groups`
+            for problem in variants.wanted(sorted(counts), width):
+                found[problem.setting] = problem
+                if least_us(problem, problem.cluster.computing) >= best_us:
+                    break
+    return found
+
+
+def by_setting(problems: Iterable[PlacementProblem]) -> dict[Setting, PlacementProblem]:
+    """Return problems by their width and number of micro-batches."""
+    return {problem.setting: problem for problem in problems}
+
+
+def leanest(runner: Runner, problem: PlacementProblem) -> PlannedStep:
     """Return the best of the ways that need the least memory: the simple ones, sharded replicas, and recomputation.
 
     As in `plans_of`, ways that recompute are tried if the fastest of the others doesn't fit.
     """
-    found, count, computing = _simple_ways(problem, batch), problem.graph.num_micro_batches, problem.cluster.computing
+    found, count, computing = _simple_ways(problem), problem.graph.num_micro_batches, problem.cluster.computing
     if len(computing) > 1 and count % len(computing) == 0:
-        found.append(sharded(problem, computing, 3, batch))
+        found.append(sharded(problem, computing, 3))
     if not min(found, key=_length).fits:
-        problems = {problem.setting: problem}
-        found += ways_that_fit(problems, found, batch, runnable_by, keeping(problems, runnable_by, []))
-    return min(found, key=partial(_rank, runnable_by))
+        found += ways_that_fit({problem.setting: problem}, found, runner)
+    return min(found, key=partial(_rank, runner))
 
 
-def plain_ways(
-    problems: Mapping[Setting, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
-) -> list[PlannedStep]:
-    """Return all ways but a free placement; `refusals` is as for `_ways_of_plans`."""
-    simple = [way for problem in problems.values() for way in _simple_ways(problem, batch)]
-    return simple + _ways_of_plans(problems, batch, runnable_by, refusals)
+def plain_ways(problems: Mapping[Setting, PlacementProblem], runner: Runner) -> list[PlannedStep]:
+    """Return all ways without recomputation, but a free placement."""
+    simple = [way for problem in problems.values() for way in _simple_ways(problem)]
+    return simple + _ways_of_plans(problems, runner)
 
 
 def _length(step: PlannedStep) -> float:
@@ -228,7 +226,7 @@ def _by_length(step: PlannedStep) -> tuple[float, bool]:
     return _length(step), not step.fits
 
 
-def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
+def _rank(runner: Runner, step: PlannedStep) -> tuple[bool, float, bool, int, int]:
     """Return a key to sort ways by.
 
     Ways that fit come first, by their time to four digits, then the others, by the memory that they lack. Of equal
@@ -236,41 +234,38 @@ def _rank(runnable_by: Tool | None, step: PlannedStep) -> tuple[bool, float, boo
     tool, those come first that have a placement, which `placeto export` and `placeto run` need.
     """
     length = _length(step) if step.fits else float(step.lacks)
-    unplaced = runnable_by is not None and step.placement is None
+    unplaced = runner.wanted is not None and step.placement is None
     return not step.fits, length, unplaced, step.used, [*Kind].index(step.kind)
 
 
-def _simple_ways(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+def _simple_ways(problem: PlacementProblem) -> list[PlannedStep]:
     """Return the ways without stages or replicas: one device, and, without groups, whole modules on several."""
     us, memory = problem.alone_us, problem.cluster.memory
     fastest, *_ = devices = np.argsort(us, kind="stable").tolist()
     unlike = dict[tuple[float, int], int]()  # the first device of those that take as long and have as much memory
     for device in devices:
         unlike.setdefault((us[device], memory[device]), device)
-    tried = (one_device(problem, device, batch) for device in unlike.values())
-    best = next((step for step in tried if step.fits), None) or one_device(problem, fastest, batch)
-    return [best, *(whole_modules(problem, batch) if problem.width == 1 else ())]
+    tried = (one_device(problem, device) for device in unlike.values())
+    best = next((step for step in tried if step.fits), None) or one_device(problem, fastest)
+    return [best, *(whole_modules(problem) if problem.width == 1 else ())]
 
 
-def _ways_of_plans(
-    problems: Mapping[Setting, PlacementProblem], batch: int, runnable_by: Tool | None, refusals: list[str]
-) -> list[PlannedStep]:
+def _ways_of_plans(problems: Mapping[Setting, PlacementProblem], runner: Runner) -> list[PlannedStep]:
     """Return pipelines and replicas: of each kind the shapes whose chunks rank best, in the best orders of their ops.
 
-    A shape is simulated in the numbers of micro-batches in which its chunks rank best, replicas in all numbers. For
-    each pipeline that the tool can't run, the reason is appended to `refusals`. If chunks that don't fit take less time
-    than all ways that fit, the fastest of them is returned as well: it says what the memory costs.
+    A shape is simulated in the numbers of micro-batches in which its chunks rank best, replicas in all numbers. If
+    chunks that don't fit take less time than all ways that fit, the fastest of them is returned as well: it says what
+    the memory costs.
 
     Args:
         problems: the step, by its width and number of micro-batches.
-        batch: number of samples of a step.
-        runnable_by: the tool that is to run the ways; None = any.
-        refusals: see above.
+        runner: what is to run the ways.
     """
     ranked: dict[Kind, dict[str, dict[Setting, Ranked]]] = {}  # by kind and shape
-    keep, too_large = keeping(problems, runnable_by, refusals), list[tuple[Setting, Ranked]]()
+    too_large = list[tuple[Setting, Ranked]]()
     for setting, problem in problems.items():
-        for each in ranked_plans(problem, keep[setting]) if problem.graph.num_micro_batches > 1 else ():
+        split = problem.graph.num_micro_batches > 1
+        for each in ranked_plans(problem, partial(runner.keeps, problem)) if split else ():
             shapes = ranked.setdefault(kind_of(each.plan), {})
             shapes.setdefault(each.plan.shape(problem.cluster), {}).setdefault(setting, each)
             too_large += [(setting, each)] if each.us < each.score else []
@@ -282,13 +277,13 @@ def _ways_of_plans(
                 break
             settings, steps = sorted(ranks, key=lambda setting: ranks[setting].score), list[PlannedStep]()
             for setting in settings if kind == Kind.REPLICAS else settings[:_NUMBERS]:
-                steps += in_order(problems[setting], ranks[setting].plan, batch, runnable_by, keep[setting])
+                steps += in_order(problems[setting], ranks[setting].plan, runner)
             shown += bool(steps)
             ways += steps
     fits_us = min((way.step_us for way in ways if way.fits), default=0.0)
     for setting, fastest in sorted(too_large, key=lambda each: each[1].us)[:1]:
         if fastest.us < fits_us:
-            ways += beyond_memory(problems[setting], fastest.plan, batch, runnable_by, keep[setting])
+            ways += beyond_memory(problems[setting], fastest.plan, runner)
     return ways
 
 
@@ -315,4 +310,4 @@ def _searched(
     least = min(problems)
     usable = [count for count in numbers if count in problems and not is_large(problems[least], count)] or [least]
     chosen = place_in_best({count: problems[count] for count in usable}, place, simulations)
-    return planned(None, chosen.result, before.batch, chosen.result)
+    return planned(None, chosen.result, chosen.result)

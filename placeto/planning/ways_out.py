@@ -14,68 +14,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 
 from placeto.errors import CaptureError
-from placeto.planning.numbers import COUNTS, Numbers, is_large
 from placeto.planning.planned_steps import PlannedStep, WayOut
+from placeto.planning.variants import COUNTS, Variants, is_large
 from placeto.problem.cluster.boards import CPU
 from placeto.problem.cluster.more_devices import with_devices
 from placeto.problem.cluster.presets import PCIE3
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 
-
-class Smaller(Protocol):
-    """Returns the step in a number of micro-batches, of all samples or of the first ones."""
-
-    def __call__(self, count: int, samples: int = ..., /) -> PlacementProblem: ...  # noqa: D102
-
-
-Leanest = Callable[[PlacementProblem, int], PlannedStep]
-"""Returns the best of the ways that need the least memory, given the step and its number of samples."""
+Leanest = Callable[[PlacementProblem], PlannedStep]
+"""Returns the best of the ways that need the least memory."""
 
 _NUMBERS = 3  # larger numbers of micro-batches to try
 _BATCHES = 63  # sizes of a micro-batch among which the largest is sought
 _UPDATES = CPU.memory_bandwidth / 2  # bytes/s that the cores of a host read and write in an update: an estimate
 
 
-def ways_out(
-    numbers: Numbers, best: PlannedStep, batch: int, leanest: Leanest, smaller: Smaller | None
-) -> tuple[WayOut, ...]:
+def ways_out(variants: Variants, best: PlannedStep, leanest: Leanest) -> tuple[WayOut, ...]:
     """Return the step after each change: the least change with which it fits, or else the largest that was tried.
 
     Args:
-        numbers: the step in numbers of micro-batches.
+        variants: the step. If the size of its batch is known, a smaller batch is a way out.
         best: the way that lacks the least memory.
-        batch: number of samples of a step.
         leanest: plans a step that was changed.
-        smaller: returns the step with fewer samples; None = it can't be made smaller.
     """
-    captured = numbers.problems[max(numbers.problems)]
+    problems, batch = variants.problems(), variants.batch
+    most = max(problems)
 
-    def planned(count: int, samples: int = batch, devices: int = 0, state: bool = True) -> PlannedStep | None:
+    def planned(count: int, samples: int | None = None, devices: int = 0, state: bool = True) -> PlannedStep | None:
         """Plan the step; None if it can't be captured so, or would have too many ops."""
-        if is_large(captured, count):
+        if is_large(problems[most], count):
             return None
         try:
-            problem = numbers(count) if smaller is None or samples == batch else smaller(count, samples)
+            problem = variants(count, samples=samples)
         except CaptureError:
             return None
         if devices:
             problem = replace(problem, cluster=with_devices(problem.cluster, devices))
         if not state:
             problem = replace(problem, graph=with_optimizer(problem.graph, "sgd"))
-        return leanest(problem, samples)
+        return leanest(problem)
 
     found = [_more_devices(best, batch, planned)]
     if best.resident_bytes <= best.room:  # else neither of these makes enough room
-        found = [_more_micro_batches(max(numbers.problems), best, batch, planned), *found]
-        if smaller is not None and max(numbers.problems) > 1:  # so dimension 0 is the batch
+        found = [_more_micro_batches(most, best, batch, planned), *found]
+        if batch and most > 1:  # so dimension 0 is the batch
             found.insert(1, _smaller_batch(best.micro_batches, batch, planned))
-    found.insert(-1, _state_on_hosts(best, batch, numbers, planned))
+    found.insert(-1, _state_on_hosts(best, variants, planned))
     return tuple(way for way in found if way is not None)
 
 
@@ -121,12 +110,13 @@ def _smaller_batch(count: int, batch: int, planned: Planned) -> WayOut | None:
     return best
 
 
-def _state_on_hosts(best: PlannedStep, batch: int, numbers: Numbers, planned: Planned) -> WayOut | None:
+def _state_on_hosts(best: PlannedStep, variants: Variants, planned: Planned) -> WayOut | None:
     """The step if the optimizer's state is in the memory of the hosts, in the same number of micro-batches or in more.
 
     None if the optimizer has no state.
     """
-    graph, most = numbers(best.micro_batches).graph, max(count for count in COUNTS if batch % count == 0)
+    graph = variants(best.micro_batches).graph
+    most = max(count for count in COUNTS if variants.batch % count == 0)
     state, trained = int((graph.state_bytes - graph.trained_bytes).sum()), int(graph.trained_bytes.sum())
 
     def changes() -> Iterator[WayOut]:

@@ -177,7 +177,10 @@ MISTAKES = [
     (f"plan net.py:net {ON} --headroom 99GB", "a headroom of 99.0 GB leaves no memory"),
     ("fits net.py:net", "give either --cluster or --memory"),
     (f"fits net.py:net {ON} --memory 1GB", "give either --cluster or --memory"),
-    ("fits net.py:net --memory 1GB --headroom 2GB", "--memory must be more than --headroom, 2.00 GB"),
+    (
+        "fits net.py:net --memory 1GB --headroom 2GB",
+        "a headroom of 2.00 GB leaves no memory: a device of one has 1.00 GB",
+    ),
     (f"fits net.py:net {ON} --headroom 20GB", "leaves no memory: a device of 2xv100 has 16.0"),
     ("fits net.py:net --memory 1GB --micro-batches 3", "can't be split into 3"),
     ("fits net.py:net --memory 1GB --batch 3", "--batch is for a config.json"),

@@ -198,7 +198,7 @@ def test_the_ops_of_replicas_fit_where_the_replicas_do(capsys: pytest.CaptureFix
     plans = plan(module, inputs, loss=loss, cluster="tight.json", micro_batches=[1, 2], simulations=0)
     replicas = next(step for step in plans.steps if step.kind == Kind.REPLICAS)
     assert replicas.fits
-    save_plan(replicas.file(load_cluster("tight.json")), "plan.json")
+    save_plan(replicas.file(load_cluster("tight.json"), 8192), "plan.json")
     assert run("simulate", *given, "--placement", "plan.json") == 0
     assert re.search(r"^fits +yes$", capsys.readouterr().out, re.MULTILINE)
 

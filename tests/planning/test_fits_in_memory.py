@@ -8,8 +8,10 @@ import pytest
 from placeto.errors import CaptureError
 from placeto.planning.fits import Fits, device_of, fits
 from placeto.planning.planned_steps import Kind
+from placeto.planning.variants import Variants
 from placeto.problem.cluster import Cluster, load_cluster
-from placeto.problem.problem import PlacementProblem
+from placeto.problem.costs import EFFICIENCY
+from placeto.problem.graph import ComputationGraph
 from tests.captures import chained
 
 WIDTH, LAYERS, BATCH = 512, 4, 4096
@@ -17,10 +19,10 @@ WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
 
 
 def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
-    def problem_of(count: int, samples: int = batch) -> PlacementProblem:
-        return PlacementProblem(chained(LAYERS, WIDTH, samples, count, bias=False), cluster)
+    def graph_of(count: int, samples: int, width: int) -> ComputationGraph:
+        return chained(LAYERS, WIDTH, samples, count, bias=False)
 
-    return fits(problem_of, cluster, batch, counts, problem_of)
+    return fits(Variants(graph_of, cluster, EFFICIENCY, batch), counts)
 
 
 def test_what_fits_as_it_is_is_asked_once() -> None:
@@ -56,11 +58,11 @@ def test_what_never_fits_is_told_at_once() -> None:
 
 
 def test_each_way_out_is_the_least_change_with_which_it_fits() -> None:
-    found = asked(device_of(4 * WHOLE + 3_000_000), (1, 2))
-    assert [need.micro_batches for need in found.steps] == [1, 2]
+    found = asked(device_of(4 * WHOLE + 3_000_000), (1, 4))
+    assert [need.micro_batches for need in found.steps] == [1, 4]
     assert [way.change for way in found.ways_out] == [
         "--micro-batches 32",
-        "a batch of 330",
+        "a batch of 680",
         "the optimizer's state in the memory of the host",
         "4 devices",
     ]
@@ -68,10 +70,10 @@ def test_each_way_out_is_the_least_change_with_which_it_fits() -> None:
     assert all(step.fits for step in (numbers, batch, on_host, devices))
     assert "It fits with --micro-batches 32: one device (device) in 32 micro-batches, 19.1 MB of " in found.advice()
     room = batch.room
-    assert [asked(device_of(room), (2,), samples).steps[0].fits for samples in (330, 396)] == [True, False]
+    assert [asked(device_of(room), (4,), samples).steps[0].fits for samples in (680, 748)] == [True, False]
     assert not asked(device_of(room), (16,)).steps[0].fits
-    none = asked(device_of(4 * WHOLE + 1), (1, 2))
-    assert "Not enough: --micro-batches 64 lacks 1.70 MB; a batch of 2 lacks 1.06 MB." in none.advice()
+    none = asked(device_of(4 * WHOLE + 1), (1, 8))
+    assert "Not enough: --micro-batches 64 lacks 1.70 MB; a batch of 8 lacks 1.06 MB." in none.advice()
 
 
 def test_the_hosts_may_keep_the_optimizers_state() -> None:

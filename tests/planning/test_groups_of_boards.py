@@ -16,11 +16,12 @@ from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import load_plan, save_plan
-from placeto.planning.model_plans import plans_on
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
+from placeto.planning.variants import Variants
+from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.cluster.groups import grouped
-from placeto.problem.costs import load_costs
+from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.step.plan import check_plan_of
 from tests.captures import square
@@ -107,7 +108,7 @@ def test_what_fits_with_recomputed_blocks_bounds_what_is_captured_in_groups(shar
 
     def on(memory: int) -> Plans:
         cluster = with_devices(CLUSTER, memory=memory)
-        return plans_on(cluster, load_costs("efficiency"), graph_of, 64, (2,), (1, 2, 4, 8), simulations=0)
+        return plans_of(Variants(graph_of, cluster, EFFICIENCY, 64, grouped=True), (1, 2, 4, 8), simulations=0)
 
     memory = int(share * on(10**12).best.used)
     captured.clear()
@@ -120,7 +121,7 @@ def test_what_fits_with_recomputed_blocks_bounds_what_is_captured_in_groups(shar
 def test_each_file_is_read_as_it_was_written(tmp_path) -> None:
     boards = load_cluster(CLUSTER)
     for number, step in enumerate(each for each in planned().steps if each.width > 1):
-        save_plan(step.file(boards), path := tmp_path / f"{number}.json")
+        save_plan(step.file(boards, 2), path := tmp_path / f"{number}.json")
         file = load_plan(path)
         file.check_cluster(boards)
         assert file.plan["width"] == step.width

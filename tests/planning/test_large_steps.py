@@ -9,15 +9,16 @@ from graphs import llama
 from placeto.capture import capture_training
 from placeto.errors import CaptureError
 from placeto.heuristics.pipelines.plans import least_us
-from placeto.planning import numbers
+from placeto.planning import variants
 from placeto.planning.large_steps import may_be_faster, plan_large
-from placeto.planning.numbers import Numbers, is_large
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep, Plans
+from placeto.planning.runnable import Runner
+from placeto.planning.variants import is_large
 from placeto.planning.ways import plain_ways, plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from tests.planning.test_short_memory import limited
+from tests.planning.test_short_memory import limited, variants_of
 
 BATCH, CLUSTER = 8, "2x4xv100"
 
@@ -33,11 +34,11 @@ def planned(memory: int, counts: tuple[int, ...] = (1, 2, 4)) -> tuple[Plans, li
     """The ways to run the step on eight devices, and the numbers of micro-batches that were captured."""
     captured = list[int]()
 
-    def problem_of(count: int) -> PlacementProblem:
+    def noted(count: int) -> ComputationGraph:
         captured.append(count)
-        return PlacementProblem(graph_of(count), limited(memory, CLUSTER))
+        return graph_of(count)
 
-    return plans_of(problem_of, BATCH, counts, simulations=0), captured
+    return plans_of(variants_of(noted, limited(memory, CLUSTER)), counts, simulations=0), captured
 
 
 @pytest.mark.parametrize("share", [2.0, 0.8])
@@ -46,7 +47,7 @@ def test_a_large_step_has_as_many_micro_batches_as_devices(share: float, monkeyp
     replicas = next(step for step in free.steps if step.kind == Kind.FULLY_SHARDED)
     memory = int(share * replicas.used)
     usual, _ = planned(memory, (1, 8))
-    monkeypatch.setattr(numbers, "MOST_OPS", 6 * graph_of(1).num_ops)
+    monkeypatch.setattr(variants, "MOST_OPS", 6 * graph_of(1).num_ops)
     plans, captured = planned(memory)
     assert plans.best.fits
     assert plans.best.micro_batches == 8
@@ -57,7 +58,7 @@ def test_a_large_step_has_as_many_micro_batches_as_devices(share: float, monkeyp
 
 
 def test_other_numbers_are_left_out_if_they_can_not_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "MOST_OPS", 6 * graph_of(1).num_ops)
+    monkeypatch.setattr(variants, "MOST_OPS", 6 * graph_of(1).num_ops)
     least = PlacementProblem(graph_of(1), load_cluster(CLUSTER))
     assert [is_large(least, count) for count in (1, 2, 4, 8)] == [False, False, False, True]
     plans, captured = planned(10**12)
@@ -70,7 +71,7 @@ def test_no_way_is_faster_than_its_number_of_micro_batches_allows() -> None:
     least = PlacementProblem(graph_of(1), load_cluster(CLUSTER))
     for count in (2, 4, 8):
         problem = PlacementProblem(graph_of(count), load_cluster(CLUSTER))
-        best_us = min(way.step_us for way in plain_ways({problem.setting: problem}, BATCH, None, []))
+        best_us = min(way.step_us for way in plain_ways({problem.setting: problem}, Runner()))
         assert not may_be_faster(least, count, 0.5 * least_us(least, least.cluster.computing))
         assert may_be_faster(least, count, best_us)
 
@@ -80,7 +81,7 @@ def test_the_fastest_way_whatever_the_memory_is_among_those_that_lack_memory() -
 
     def fastest(memory: int) -> PlannedStep:
         problem = PlacementProblem(graph_of(8), limited(memory, CLUSTER))
-        return min(plain_ways({problem.setting: problem}, BATCH, None, []), key=lambda way: way.step_us)
+        return min(plain_ways({problem.setting: problem}, Runner()), key=lambda way: way.step_us)
 
     free = fastest(10**12)
     lacking = fastest(int(0.8 * free.used))
@@ -91,24 +92,22 @@ def test_the_fastest_way_whatever_the_memory_is_among_those_that_lack_memory() -
 
 
 def test_the_largest_of_several_large_numbers_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+    monkeypatch.setattr(variants, "MOST_OPS", 3 * graph_of(1).num_ops)
     on = limited(10**12, CLUSTER)
-    step = Numbers(lambda count: PlacementProblem(graph_of(count), on))
-    large = plan_large(step, {}, (1, 4, 8), BATCH, None, [])
+    large = plan_large(variants_of(graph_of, on), (1, 4, 8), Runner())
     assert {way.micro_batches for way in large.ways} == {8}
     assert large.counts == (1,)
-    assert large.refusal == ""
 
 
 def test_a_number_that_can_not_be_captured_leaves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+    monkeypatch.setattr(variants, "MOST_OPS", 3 * graph_of(1).num_ops)
 
-    def problem_of(count: int) -> PlacementProblem:
+    def refused(count: int) -> ComputationGraph:
         if count == 8:
             raise CaptureError("no")
-        return PlacementProblem(graph_of(count), limited(10**12, "4xv100"))
+        return graph_of(count)
 
-    large = plan_large(Numbers(problem_of), {}, (1, 4, 8), BATCH, None, [])
+    large = plan_large(variants_of(refused, limited(10**12, "4xv100")), (1, 4, 8), Runner())
     assert {way.micro_batches for way in large.ways} == {4}
 
 
@@ -118,18 +117,15 @@ def test_a_large_step_whose_replicas_and_chunks_find_nothing_is_planned_as_other
 ) -> None:
     """On one device it fits by gradient accumulation alone; three devices can't take equally many micro-batches."""
     alone = PlacementProblem(graph_of(8), limited(10**12, "1xv100"))
-    memory = int(1.05 * plain_ways({alone.setting: alone}, BATCH, None, [])[0].used)
+    memory = int(1.05 * plain_ways({alone.setting: alone}, Runner())[0].used)
 
     def rows() -> list[tuple[str, int, float]]:
-        def problem_of(count: int) -> PlacementProblem:
-            return PlacementProblem(graph_of(count), limited(memory, cluster))
-
-        plans = plans_of(problem_of, BATCH, (8, 1), simulations=0)
+        plans = plans_of(variants_of(graph_of, limited(memory, cluster)), (8, 1), simulations=0)
         return [(step.name, step.micro_batches, step.step_us) for step in plans.steps if step.fits]
 
     usual = rows()
     assert usual
-    monkeypatch.setattr(numbers, "MOST_OPS", 3 * graph_of(1).num_ops)
+    monkeypatch.setattr(variants, "MOST_OPS", 3 * graph_of(1).num_ops)
     if cluster == "1xv100":
         assert rows() == usual
     else:

@@ -13,8 +13,9 @@ import placeto
 from placeto.errors import PlacerError, RunError
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
-from placeto.planning.numbers import COUNTS, place_in_best
+from placeto.planning.numbers import place_in_best
 from placeto.planning.single_ways import one_device
+from placeto.planning.variants import COUNTS
 from placeto.problem.cluster import save_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
@@ -156,7 +157,7 @@ def test_a_placement_that_recomputes_is_not_compiled() -> None:
     problem = PlacementProblem(
         placeto.capture_training(module, inputs, loss), with_devices("2xv100", memory=140_000_000)
     )
-    result = one_device(problem, 0, 16384, ("h.0", "h.1")).placement
+    result = one_device(problem, 0, ("h.0", "h.1")).placement
     assert result is not None
     found = PlacedModel(**{field.name: getattr(result, field.name) for field in fields(PlacementResult)}, module=module)
     with pytest.raises(RunError, match=r"compile can't recompute h\.0, h\.1 for the backward pass: run"):

@@ -11,7 +11,7 @@ from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.pipelines.plans import can_run, make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, PlannedStep
-from placeto.planning.runnable import as_run
+from placeto.planning.runnable import Runner
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
@@ -21,6 +21,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.readings.memory_timeline import RECEIVE
 from placeto.simulator.tool_steps.chunk_order import order_chunks
 from tests.formats.torch_toys import WIDTH, captured, chain
+from tests.planning.test_short_memory import variants_of
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 PROBLEM = PlacementProblem(captured(chain(8), 4), load_cluster("4xv100"))
@@ -50,7 +51,7 @@ def test_tools_have_stages_on_devices_in_their_own_ways(
 
 def planned_pipelines(problem: PlacementProblem, tool: Tool) -> list[PlannedStep]:
     """Those among the plans for a tool."""
-    steps = plans_of(lambda count: problem, 32, [4], 0, runnable_by=tool).steps
+    steps = plans_of(variants_of(lambda count: problem.graph, problem.cluster), [4], 0, runnable_by=tool).steps
     assert Kind.FREE not in {step.kind for step in steps}
     found = [step for step in steps if step.kind in PIPELINES]
     assert found
@@ -78,7 +79,7 @@ def test_a_plan_that_divides_a_block_is_planned_anew() -> None:
     divided = make_plan(problem, ((0,), (1,)), (3,))
     evaluator = Evaluator(problem, group_ops(problem))
     evaluator.score_plan(divided, divided.placement(problem))
-    made = as_run("torchtitan", evaluator.result())
+    made = Runner("torchtitan").run(evaluator.result())
     assert made is not None
     found, run = made
     assert found.plan.borders == (4,)

@@ -19,11 +19,13 @@ from placeto.heuristics.pipelines.block_costs import block_costs
 from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.heuristics.pipelines.plans import make_plan
 from placeto.planning.planned_steps import PIPELINES, Kind, Plans
-from placeto.planning.runnable import keeping
+from placeto.planning.runnable import Runner
 from placeto.planning.short_memory import ways_that_fit
 from placeto.planning.single_ways import one_device, replicas_of
+from placeto.planning.variants import Variants
 from placeto.planning.ways import leanest, plans_of
 from placeto.problem.cluster import STATIC_ORDERS, Cluster
+from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
@@ -51,10 +53,26 @@ def limited(memory: int, cluster: str = "2xv100") -> Cluster:
     return with_devices(cluster, memory=memory)
 
 
+def variants_of(graph_of: Callable[[int], ComputationGraph], cluster: Cluster) -> Variants:
+    """The step in numbers of micro-batches, of all samples, without groups."""
+    return Variants(lambda count, *_: graph_of(count), cluster, EFFICIENCY)
+
+
+class Chosen(Runner):
+    """Runs those plans alone that a test chooses."""
+
+    def __init__(self, keep: Callable[[Plan], bool]) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def keeps(self, problem: PlacementProblem, plan: Plan) -> bool:
+        return self.keep(plan)
+
+
 @cache
 def planned(memory: int, counts: tuple[int, ...] = (2, 4)) -> Plans:
     """Ways to run the step in 2 or 4 micro-batches, without a search for free placements."""
-    return plans_of(lambda count: PlacementProblem(graph_of(count), limited(memory)), BATCH, counts, simulations=0)
+    return plans_of(variants_of(graph_of, limited(memory)), counts, simulations=0)
 
 
 @cache
@@ -90,9 +108,9 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
             fewer = blocks[:-1]
             one = step.kind == Kind.ONE
             less = (
-                one_device(problem, step.fullest, BATCH, fewer)
+                one_device(problem, step.fullest, fewer)
                 if one
-                else replicas_of(problem, replace(step.plan, recomputed=fewer), BATCH)
+                else replicas_of(problem, replace(step.plan, recomputed=fewer))
             )
             assert not less.fits
             assert less.step_us < step.step_us
@@ -100,7 +118,7 @@ def test_each_kind_of_way_fits_with_the_fewest_blocks(share: float) -> None:
 
 def test_the_leanest_way_recomputes_blocks_where_simple_ways_fit_and_are_slow() -> None:
     memory = int(0.6 * needed())
-    found = leanest(None, PlacementProblem(graph_of(4), limited(memory)), BATCH)
+    found = leanest(Runner(), PlacementProblem(graph_of(4), limited(memory)))
     whole = next(step for step in planned(memory).steps if step.kind == Kind.WHOLE and step.micro_batches == 4)
     assert found.recomputed
     assert found.fits
@@ -147,8 +165,7 @@ def test_pipelines_fit_where_all_or_no_blocks_recomputed_do_and_are_no_slower(
     ran = in_all_orders(wide, none) + in_all_orders(wide, costs.recomputing(none, [BLOCKS] * len(devices)))
     for memory in np.linspace(min(ran)[0], max(ran)[0], 6)[1:].astype(int).tolist():
         problem = replace(wide, cluster=limited(memory, cluster))
-        keep = {problem.setting: lambda plan: plan.devices == devices}
-        ways = ways_that_fit({problem.setting: problem}, [], BATCH, None, keep)
+        ways = ways_that_fit({problem.setting: problem}, [], Chosen(lambda plan: plan.devices == devices))
         best_us = min(us for needed, us in ran if needed <= memory)
         assert min(step.step_us for step in ways if step.fits) <= 1.04 * best_us
 
@@ -157,7 +174,7 @@ def test_no_pipeline_is_found_that_nothing_runs() -> None:
     """Placeto's own runtime alone runs replicas with unlike numbers of micro-batches, and it doesn't recompute."""
     problem = PlacementProblem(graph_of(4), limited(int(0.45 * needed()), "2xv100+2xp100"))
     uneven, even = (
-        ways_that_fit({problem.setting: problem}, [], BATCH, None, {problem.setting: keep})
+        ways_that_fit({problem.setting: problem}, [], Chosen(keep))
         for keep in (lambda plan: not plan.even, lambda plan: plan.even)
     )
     assert {(step.run_by, step.recomputed) for step in uneven} == {("placeto run", "")}
@@ -185,7 +202,7 @@ def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> Non
     memory = int(0.5 * needed())
     step = next(step for step in planned(memory).steps if step.kind == Kind.PIPELINE and step.recomputed)
     path = f"{tmp_path}/plan.json"
-    save_plan(step.file(limited(memory)), path)
+    save_plan(step.file(limited(memory), BATCH), path)
     file, placed = load_plan(path), load_placement(path)
     assert tuple(file.plan["recomputed"]) == step.plan.recomputed
     graph = placed.step(graph_of(step.micro_batches))
@@ -200,8 +217,7 @@ def test_a_plan_that_recomputes_is_read_as_it_was_written(tmp_path: Path) -> Non
 def test_replicas_of_stages_share_out_what_the_optimizer_keeps(optimizer: str, tool: Tool | None, sharded: int) -> None:
     """Where torch runs the plan, and the optimizer keeps something."""
     problem = PlacementProblem(with_optimizer(graph_of(4), optimizer), limited(int(0.8 * needed()), "4xv100"))
-    problems, refused = {problem.setting: problem}, list[str]()
-    ways = ways_that_fit(problems, [], BATCH, tool, keeping(problems, tool, refused))
+    ways = ways_that_fit({problem.setting: problem}, [], Runner(tool))
     plans = [way.plan for way in ways if any(len(devices) > 1 for devices in way.plan.devices)]
     assert plans
     assert {max(plan.sharding, default=0) for plan in plans} == {sharded}

@@ -15,15 +15,16 @@ from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.pipelines.plans import all_plans
 from placeto.planning import single_ways, ways
-from placeto.planning.model_plans import plan, with_headroom
-from placeto.planning.numbers import COUNTS
+from placeto.planning.model_plans import plan
 from placeto.planning.planned_steps import Kind, PlannedStep, Plans
+from placeto.planning.variants import COUNTS, with_headroom
 from placeto.planning.ways import SHOWN, plans_of
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
 from tests.cases import with_devices
+from tests.planning.test_short_memory import variants_of
 
 BATCH = 4096
 WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
@@ -93,7 +94,7 @@ def test_each_way_is_a_placement_that_is_simulated(plans: Plans) -> None:
         assert simulate(result.problem, result.placement, order=result.order).makespan_us == step.step_us
         if step.kind in (Kind.PIPELINE, Kind.INTERLEAVED) and used < 8:
             assert step.shape.endswith(f" on {used} devices")
-        assert step.samples_per_second == pytest.approx(BATCH / (step.step_us * 1e-6))
+        assert plans.samples_per_second(step) == pytest.approx(BATCH / (step.step_us * 1e-6))
         assert 0.0 <= step.idle < 1.0
         assert (step.sent_bytes == 0) == (step.kind == Kind.ONE)
 
@@ -245,7 +246,7 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
 def test_on_one_device_there_is_one_way() -> None:
     two = load_cluster("2xv100")
     cluster = Cluster("one", two.devices[:1], two.bandwidth[:1, :1], two.latency_us[:1, :1])
-    made = plans_of(lambda count: PlacementProblem(chained(8, 1024, 8, count, bias=False), cluster), 8)
+    made = plans_of(variants_of(lambda count: chained(8, 1024, 8, count, bias=False), cluster))
     assert {step.kind for step in made.steps} == {Kind.ONE}
 
 
@@ -264,7 +265,7 @@ def test_plans_for_torch_deal_micro_batches_evenly() -> None:
 def whole_modules(problem: PlacementProblem, memory: int) -> PlannedStep:
     """The way in whole modules if each device has this memory."""
     tight = replace(problem, cluster=with_devices(problem.cluster, memory=memory))
-    (step,) = single_ways.whole_modules(tight, BATCH)
+    (step,) = single_ways.whole_modules(tight)
     return step
 
 
@@ -301,7 +302,7 @@ def test_each_way_has_a_file(plans: Plans) -> None:
     stages = {Kind.SHARDED: 1, Kind.GRADIENTS_SHARDED: 2, Kind.FULLY_SHARDED: 3}
     hashes = dict[tuple[int, int], set[str | None]]()
     for step in plans.steps:
-        file, stage = step.file(load_cluster("2x4xv100")), stages.get(step.kind, 0)
+        file, stage = step.file(load_cluster("2x4xv100"), BATCH), stages.get(step.kind, 0)
         assert (file.kind, file.memory, file.room) == (step.kind, step.memory, step.room)
         assert (file.placement is None) == (stage > 1)
         hashes.setdefault((step.micro_batches, step.width), set()).add(file.graph_hash)

@@ -12,7 +12,7 @@ from placeto.cli.shared.model_config import ModelOptions, is_config, precision_o
 from placeto.cli.shared.options import ANY_GRAPH_HELP, CaptureOptions, refuse
 
 if TYPE_CHECKING:
-    from placeto.planning.numbers import GraphOf
+    from placeto.planning.variants import GraphOf
     from placeto.plumbing.progress import ProgressBar
     from placeto.problem.graph import ComputationGraph
 

@@ -19,7 +19,7 @@ from placeto.cli.shared.common import note
 from placeto.cli.shared.graphs import is_factory
 from placeto.cli.shared.options import FACTORY_HELP, OptionalCount, Size, TrainingOptions, refuse
 from placeto.errors import UsageError
-from placeto.planning.numbers import COUNTS
+from placeto.planning.variants import COUNTS
 from placeto.problem.json_files import read_json
 from placeto.problem.messages import quote
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placeto.cli.shared.factory import UserStep
-    from placeto.planning.numbers import GraphOf
+    from placeto.planning.variants import GraphOf
     from placeto.plumbing.progress import ProgressBar
     from placeto.problem.graph import ComputationGraph
 
