@@ -5,8 +5,6 @@ python -m experiments.bench
 
 from __future__ import annotations
 
-import platform
-import time
 from dataclasses import dataclass
 
 from experiments.command import command
@@ -30,7 +28,6 @@ class BenchConfig:
 
 def main(config: BenchConfig) -> None:
     """Print a markdown table."""
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {time.strftime('%F')}\n")
     names = [name for family in SHIPPED for name in load_split(family, "test", config.graphs)]
     lines = [["placer", "graph", "simulations", "seconds"]]
     for placer in config.placers.split(","):

@@ -12,7 +12,6 @@ Legend: N ops, D devices.
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -175,7 +174,7 @@ def start(count: int) -> list[tuple[str, ...]]:
 
 def main(config: BenchConfig) -> None:
     """Print the machine, the start times and the table."""
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     head = ("cache", "import s", "first simulate s", "first simulate_batch s")
     print(markdown([head, *start(config.starts)]) + "\n")
     rows: list[Sequence[str]] = [HEAD]

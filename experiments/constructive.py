@@ -196,7 +196,6 @@ def _shorter(ours: np.ndarray, others: np.ndarray) -> str:
 def main(config: ConstructiveLearningConfig) -> None:
     """Train, place the test graphs, print the table and write it."""
     torch.set_num_threads(1)
-    config.out.mkdir(parents=True, exist_ok=True)
     cells = plan(config)
     train_runs([run for cell in cells for run in cell.runs], config.processes)
     found = measure_cells(cells, measure, "placing test graphs")

@@ -202,9 +202,6 @@ def groups_of(steps: Sequence[NamedTuple], *names: str, least: int = FEWEST) -> 
 
 def main(config: CostModels) -> None:
     """Predict, print tables, draw."""
-    if not config.steps.exists():
-        print(f"skipped: there is no {config.steps}")
-        return
     steps = read_steps(config)
     measured = np.array([step.measured_ms for step in steps])
     roofline = predict(steps, ROOFLINE)

@@ -289,7 +289,6 @@ def main(config: Fidelity) -> None:
         f" {np.mean(orders):.3f} in the mean, {min(orders):.3f} at least."
     )
     table = markdown([list(HEAD), *(one.row() for one in found)])
-    config.out.mkdir(parents=True, exist_ok=True)
     publish(config.out, "fidelity", [table, summary], picture(found))
 
 

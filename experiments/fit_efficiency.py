@@ -380,9 +380,6 @@ def table(ops: Sequence[Op]) -> dict[str, Any]:
 
 def main(config: FitEfficiency) -> None:
     """Fit, print the table, write it."""
-    if not (config.data / "op_times.csv.gz").exists():
-        print(f"skipped: there is no {config.data / 'op_times.csv.gz'}")
-        return
     ops = read_ops(config.data)
     document = table(ops)
     made, constant = document["entries"], document["constant"]

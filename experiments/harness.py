@@ -77,6 +77,7 @@ def measure_cells(
         bar.update(len(found))
         for cell, row in _rows(missing, measure, min(workers or len(cores()), len(missing))):
             if file is not None:
+                kept[cell].parent.mkdir(parents=True, exist_ok=True)
                 write_json(row, kept[cell])
             found[cell] = row
             bar.advance(note=str(cell))

@@ -71,7 +71,7 @@ class HeadlineConfig:
 
 
 def plan(config: HeadlineConfig) -> list[Cell]:
-    """The cells on the models, the most informative first: by seed, cluster, placer, model."""
+    """The cells on the models."""
     return [
         Cell(f"{model}:{config.split}:0", cluster, placer, seed, config.placements)
         for seed in range(config.seeds)
@@ -92,13 +92,6 @@ def plan_unseen(config: HeadlineConfig) -> list[Cell]:
     ]
 
 
-def in_order(config: HeadlineConfig) -> list[Cell]:
-    """All cells: seed 0 of everything on the first cluster, the distributions, the other clusters, the other seeds."""
-    models = plan(config)
-    first = [cell for cell in models if (cell.seed, cell.cluster) == (0, config.clusters[0])]
-    return list(dict.fromkeys([*first, *plan_unseen(config), *models]))
-
-
 def costs(found: Mapping[Cell, Trajectory]) -> Table:
     """Core seconds of the cells of each placer."""
     lines: list[Sequence[str]] = [["placer", "cells", "core seconds a cell", "most"]]
@@ -110,8 +103,7 @@ def costs(found: Mapping[Cell, Trajectory]) -> Table:
 
 def main(config: HeadlineConfig) -> None:
     """Run what is missing, print the tables and write them with the picture."""
-    config.out.mkdir(parents=True, exist_ok=True)
-    found = run_cells(in_order(config), ALL, config.cells, config.workers)
+    found = run_cells([*plan(config), *plan_unseen(config)], ALL, config.cells, config.workers)
     runs = by_place([found[cell] for cell in plan(config)])
     families = by_place([found[cell] for cell in plan_unseen(config)])
     hours = sum(one.core_seconds for one in found.values()) / 3600.0

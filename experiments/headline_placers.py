@@ -175,7 +175,7 @@ PLACERS: dict[str, Placer] = {
     GROUPER[0]: from_scratch(partial(by_recipe, "grouper", "paper")),
     GDP[0]: from_scratch(partial(by_recipe, "gdp", "paper")),
 }
-"""In the order in which cells run: what the others are measured against comes early."""
+"""Lines of the tables."""
 UNSEEN, ON_IT, FRESH = "zero-shot: one pass", "trained on that graph", "one pass, untrained"
 ZERO_SHOT: dict[str, Placer] = {
     UNSEEN: Placer(partial(_pass, True), _checkpoint, seeded=False),

@@ -20,12 +20,12 @@ from scipy.stats import spearmanr
 from experiments import torch_model
 from experiments.command import command
 from experiments.tables import markdown
+from experiments.torch_plans import best_order
 from placeto.cli.profile import real_step_of
 from placeto.cli.shared.graphs import capture_factory
 from placeto.cli.shared.options import CaptureOptions, TraceOptions
 from placeto.errors import PlacementError
 from placeto.formats.exports import TorchPipeline, save_torch_pipeline, torch_pipeline
-from placeto.heuristics.pipelines.bounded_orders import bounded_orders
 from placeto.heuristics.pipelines.plans import make_plan
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.layers import layers
@@ -33,7 +33,6 @@ from placeto.problem.step.plan import Stages
 from placeto.runtime.local_devices import open_devices
 from placeto.runtime.measuring.profiling import Profile, profile
 from placeto.runtime.torchrun import torchrun
-from placeto.simulator.schedule import simulate
 
 FACTORIES = {
     "transformer": f"{torch_model.__file__}:net(layers=6, width=384, batch=48)",
@@ -74,12 +73,8 @@ def pipelines(factory: str, counts: tuple[int, ...], measured: Profile) -> dict[
         number = len(layers(problem, False).work_us)
         for shape, (devices, shares) in SHAPES.items():
             borders = tuple(round(number * share) for share in shares)
-            plan = make_plan(problem, devices, borders)
-            placement = plan.placement(problem)
-            orders = [simulate(problem, placement, order=o, plan=plan) for o in bounded_orders(problem, placement)]
-            best = min(orders, key=lambda schedule: schedule.makespan_us)
             try:
-                found[shape, count] = torch_pipeline(best)
+                found[shape, count] = torch_pipeline(best_order(problem, make_plan(problem, devices, borders)))
             except PlacementError as error:
                 print(f"Left out: {error}\n")
     return found

@@ -130,7 +130,6 @@ def table(us: dict[Cell, float], config: MemoryLimits) -> Table:
 
 def main(config: MemoryLimits) -> None:
     """Place, print the table and write it."""
-    config.out.mkdir(parents=True, exist_ok=True)
     us = measure_cells(plan(config), measure, workers=config.workers)
     lines = [
         f"{len(config.graphs)} graphs on {', '.join(config.clusters)}, {config.seeds} seeds; {machine()}. Per cent are "

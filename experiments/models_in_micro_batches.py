@@ -188,7 +188,6 @@ def placed(row: Row) -> dict[str, float]:
 
 def main(config: ModelsInMicroBatches) -> None:
     """Place what is missing, print the table and write it."""
-    config.out.mkdir(parents=True, exist_ok=True)
     names = list(product(config.models, config.clusters))
     rows = [Row(*name, config.simulations, seed) for name in names for seed in range(config.seeds)]
     files = {row: config.out / f"{row.model}_{row.cluster}_{row.simulations}_{row.seed}.json" for row in rows}

@@ -178,9 +178,6 @@ class OutsideAmp:
 
 def main(config: OutsideAmp) -> None:
     """The tables."""
-    if not (config.data / "measured_parallel_steps.csv").exists():
-        print(f"skipped: there is no {config.data / 'measured_parallel_steps.csv'}")
-        return
     strategies = read_strategies(config.data)
     measured = np.array([strategy.step_s for strategy in strategies])
     ours, theirs = simulate_all(strategies), np.array([strategy.predicted_s for strategy in strategies])

@@ -183,13 +183,10 @@ class OutsideRecipe:
 
 def main(config: OutsideRecipe) -> None:
     """The table."""
-    if not (path := config.data / "measured.csv").exists():
-        print(f"skipped: there is no {path}")
-        return
     boards = [replace(H100, name=f"gpu:{number:02}") for number in range(32)]
     cluster = Cluster.from_topology("hosts", boards, HOSTS)
     found = []
-    for recipe in read_recipes(path):
+    for recipe in read_recipes(config.data / "measured.csv"):
         schedules = [simulated(*step_of(recipe, cluster, hidden)) for hidden in (False, True)]
         us, hidden_us = (schedule.makespan_us for schedule in schedules)
         found.append((recipe, us, hidden_us, schedules[0].peak_memory.max() / 1e9))

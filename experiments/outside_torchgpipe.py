@@ -230,9 +230,6 @@ class OutsideTorchgpipe:
 
 def main(config: OutsideTorchgpipe) -> None:
     """A table for each model."""
-    if not (config.data / "speed.csv").exists():
-        print(f"skipped: there is no {config.data / 'speed.csv'}")
-        return
     cluster = load_cluster("8xp40")
     for model in MODELS:
         settings = [each for each in read_settings(config.data) if each.model == model]

@@ -43,9 +43,8 @@ from experiments.megatron_gpt import SHARDED, Gpt
 from experiments.outside_amp import by_layer, parameter_counts
 from experiments.panels import scatter_figure
 from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, simulated
-from experiments.tables import markdown
+from experiments.tables import markdown, publish
 from placeto.capture.trace import capture_training
-from placeto.formats.gantt import save_figure
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.cluster.boards import A100
 from placeto.problem.costs import EFFICIENCY
@@ -104,7 +103,7 @@ class Row(NamedTuple):
 def read_rows(folder: Path) -> list[Row]:
     """All rows."""
     found = []
-    for path in sorted(folder.glob(FILES)):
+    for path in sorted(path for path in folder.iterdir() if path.match(FILES)):
         with path.open() as file:
             lines = list(csv.reader(file))[1:]
         for line in lines:
@@ -341,9 +340,7 @@ class OutsideVtrain:
 
 def main(config: OutsideVtrain) -> None:
     """The tables."""
-    if not (rows := read_rows(config.data)):
-        print(f"skipped: there is no {config.data / FILES}")
-        return
+    rows = read_rows(config.data)
     cluster = load_cluster("8xa100-40gb")
     boards = tuple(replace(board, memory_bandwidth=A100.memory_bandwidth) for board in cluster.devices)
     faster, launching = replace(cluster, devices=boards), f"a host that launches an op in {LAUNCH_US:.0f} us"
@@ -354,16 +351,16 @@ def main(config: OutsideVtrain) -> None:
         "both": simulate_all(rows, faster, launch_us=LAUNCH_US),
         "one factor for each size of micro-batches and width": with_factors(rows, ms),
     }
-    print(f"{markdown(errors_by_kind(rows, ms))}\n")
-    print(f"{markdown(layer_table(rows, cluster))}\n")
+    lines = [markdown(errors_by_kind(rows, ms)), markdown(layer_table(rows, cluster))]
     alone = np.array([row.width == 1 for row in rows])
     for part, title in (np.full(len(rows), True), "all plans"), (alone, "plans without groups"):
         own = [row for row, kept in zip(rows, part, strict=True) if kept]
-        print(f"{markdown(errors_of_ways(own, {name: found[part] for name, found in ways.items()}, title))}\n")
-    print("ratios: median error after one factor for each group with at least three plans; regret: of the first")
-    print(f"choice, geometric mean over groups with at least {FEWEST} plans.\n")
-    config.out.mkdir(parents=True, exist_ok=True)
-    save_figure(picture(rows, ms), config.out / "outside_vtrain.png")
+        lines.append(markdown(errors_of_ways(own, {name: found[part] for name, found in ways.items()}, title)))
+    lines.append(
+        "ratios: median error after one factor for each group with at least three plans; regret: of the first choice, "
+        f"geometric mean over groups with at least {FEWEST} plans."
+    )
+    publish(config.out, "outside_vtrain", lines, picture(rows, ms))
 
 
 if __name__ == "__main__":

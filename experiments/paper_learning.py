@@ -253,7 +253,6 @@ def figure(cells: Sequence[Cell]) -> Figure:
 
 def main(config: PaperLearningConfig) -> None:
     """Train, traverse, print the table and write it with the picture."""
-    config.out.mkdir(parents=True, exist_ok=True)
     cells = plan(config)
     train_runs([run for cell in cells for run in (*cell.trained, *cell.own)], config.processes)
     found = measure_cells(cells, ends, "traversing test graphs")

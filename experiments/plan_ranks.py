@@ -73,7 +73,6 @@ def compared(row: Row) -> dict[str, float]:
 
 def main(config: PlanRanks) -> None:
     """Compare what is missing, print the table and write it."""
-    config.out.mkdir(parents=True, exist_ok=True)
     rows = [Row(*names) for names in product(config.models, config.clusters, config.micro_batches)]
     files = {row: config.out / f"{row.model}_{row.cluster}_{row.micro_batches}.json" for row in rows}
     found = measure_cells(rows, compared, workers=config.workers, file=files.__getitem__)

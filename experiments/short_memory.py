@@ -298,7 +298,6 @@ def _searched(problem: PlacementProblem, costs: BlockCosts, row: Between) -> Pla
 
 def main(config: ShortMemory) -> None:
     """Plan what is missing, print the tables, write them and the picture."""
-    config.out.mkdir(parents=True, exist_ok=True)
     rows = [Limit(*row, config.counts) for row in ROWS if row[0] in config.models]
     cells = [Between(*cell) for cell in product(config.models, config.between)]
     points = [Between(config.models[0], share) for share in sorted({*config.between, *config.also})]

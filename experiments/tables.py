@@ -47,6 +47,7 @@ def machine() -> str:
 def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure | None) -> None:
     """Print paragraphs; write them to ``NAME.md`` in a folder, and the picture, if there is one, to ``NAME.png``."""
     text = "\n\n".join(paragraphs) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
     write_text(text, out / f"{name}.md")
     if figure is not None:
         save_figure(figure, out / f"{name}.png")

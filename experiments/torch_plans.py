@@ -87,7 +87,7 @@ def placed(case: Case, graph: ComputationGraph, cluster: str = "4xv100") -> Sche
     plan = make_plan(problem, case.devices, tuple(count * n // stages for n in range(1, stages)))
     if case.order != "bounded":
         return simulate(problem.under(case.order), plan)
-    return _best(problem, plan)
+    return best_order(problem, plan)
 
 
 def trained(folder: Path, ranks: int, steps: int) -> Trained:
@@ -179,7 +179,7 @@ def grids(layers: int, width: int, settings: Sequence[tuple[str, int]] = SETTING
         problem = PlacementProblem(capture_factory(f"{FILE}:net", options, "net")[0], load_cluster(cluster))
         for plan in all_plans(problem):
             if len(plan.devices) > 1 and plan.even:
-                yield Grid(cluster, count, plan, _best(problem, plan))
+                yield Grid(cluster, count, plan, best_order(problem, plan))
 
 
 def _whole_chunks(config: TorchPlans) -> None:
@@ -195,7 +195,8 @@ def _whole_chunks(config: TorchPlans) -> None:
     print(f"Mean ratio {np.mean(ratios):.3f} of {len(ratios)}, from {min(ratios):.3f} to {max(ratios):.3f}.")
 
 
-def _best(problem: PlacementProblem, plan: Plan) -> Schedule:
+def best_order(problem: PlacementProblem, plan: Plan) -> Schedule:
+    """A plan in the best of the orders that are made for it."""
     placement = plan.placement(problem)
     found = [simulate(problem, placement, order=order, plan=plan) for order in bounded_orders(problem, placement)]
     return min(found, key=lambda schedule: schedule.makespan_us)

@@ -149,7 +149,6 @@ def run_cells(
         folder: of their files.
         workers: processes; all cores if None, 1 = this process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     set_threads(1, 1)
     found = measure_cells(
         cells,

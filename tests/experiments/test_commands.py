@@ -21,8 +21,8 @@ SLOW = {
     "short_memory",
 }
 NEED_DATA = (
-    "collectives", "fit_efficiency", "outside_amp", "outside_sailor",
-    "outside_torchgpipe", "outside_vtrain", "peers",
+    "collectives", "fit_efficiency", "outside_amp", "outside_bubbles", "outside_optima", "outside_pipedream",
+    "outside_recipe", "outside_sailor", "outside_torchgpipe", "outside_vtrain", "peers",
 )  # fmt: skip
 COMMANDS = {
     "architectures": ("--only gpt2", "AutoModelForCausalLM"),
@@ -30,7 +30,6 @@ COMMANDS = {
         "--families small --clusters 2xv100 --graphs 2 --iterations 2 --seeds 1 --count 2 --rounds 1 --out runs/x",
         "| small, 2xv100, 1 rounds, imitation 0.5 |",
     ),
-    "cost_models": ("--steps none.csv", "skipped: there is no none.csv"),
     "equal_budgets": (f"{SMALL} --simulations 60 --seconds 0.05 --seeds 2 --count 2 --clusters 2xv100", "| 60 | 0."),
     "fidelity": ("--out runs/x --placements 10 --seconds 0.1 --profile-seconds 0.1 --models MLP", "| MLP | 10 |"),
     "headline": (
@@ -55,7 +54,6 @@ COMMANDS = {
     ),
     "short_memory": ("--out runs/x --models U-net --counts 4 --between 0.5 --also", "| U-net | 4xv100 | 0.2 |"),
     "schedules": ("--graph fork.json --picture picture.png", "Placeto, "),
-    **dict.fromkeys(NEED_DATA, ("--data none", "skipped: there is no")),
 }
 LAYER = "forward_compute_time=10.0, backward_compute_time=20.0, activation_size=4e3, parameter_size=8"
 
@@ -91,14 +89,23 @@ def test_an_experiment_runs_and_keeps_what_it_prints(
     assert kept.rstrip().endswith(printed.rstrip())
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("schedules", "--graph nosuch:test:0", "unknown graph family 'nosuch'"),
+        ("cost_models", "--steps none.csv", "none.csv: No such file"),
+        *((name, "--data none", "none") for name in NEED_DATA),
+    ],
+)
 def test_a_users_mistake_is_one_line_and_keeps_the_results_of_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, options: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """So is data of others that isn't there."""
     Path("results.md").write_text("of before")
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, "schedules", "--graph nosuch:test:0")
+        run(monkeypatch, name, options)
     assert stop.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: unknown graph family 'nosuch'")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {says}")
     assert Path("results.md").read_text() == "of before"
 
 
