@@ -4,42 +4,42 @@ python -m experiments.fuzz [--documents 50000] [--seed 0] [--out runs/fuzz]
 
 A fifth of the documents are ONNX models; `experiments.fuzz_documents` says how documents are changed. One process reads
 them all; it may take 1 GB more than it has with everything loaded, and 5 s for a document, and is started again when it
-dies. What is accepted must survive what follows: graphs and clusters are hashed, written and simulated, or refused by
-the problem; placements become devices; evaluations are summed up; costs price a graph; weights place one. Another
-error, a warning, a message of several lines or over 500 characters, and a death count as "else".
+dies. It parses ONNX itself; a model that ends it is read again as users read it, by a process of its own. What is
+accepted must survive what follows: graphs and clusters are hashed, written and simulated, or refused by the problem;
+placements become devices; evaluations are summed up; costs price a graph; weights place one. Another error, a warning,
+a message of several lines or over 500 characters, and a death count as "else".
 
-Seconds are those of the clock. Memory is the largest that was resident: of the process that reads, and of that in
-which it lets ONNX be parsed.
+Seconds are those of the clock. Memory is the largest that was resident in the process that reads.
 """
 
 from __future__ import annotations
 
 import random
-import resource
 import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from experiments.command import command
 from experiments.fuzz_documents import FORMATS, HOW, mutated
 from experiments.tables import machine, markdown, publish
-from placeto.formats.onnx_import.apart import Apart, DiedError
+from placeto.formats.onnx_import.apart import limits
+from placeto.formats.onnx_import.onnx_model import load_here
 
-READER = Apart("experiments.fuzz")
 MEMORY, SECONDS = 2**30, 5.0
 _ONNX = 1 / 5  # of all documents
 _LONGEST_MESSAGE = 500  # characters, without the path
 _COMPILING = 600.0  # seconds that the first documents may take
 
 
-def outcome(name: str, path: Path) -> str:
-    """ "accepted", "refused", or what else came of a file."""
+def outcome(name: str, path: Path, here: bool = False) -> str:
+    """ "accepted", "refused", or what else came of a file; `here` lets this process parse ONNX itself."""
     found = FORMATS[name]
     try:
         with warnings.catch_warnings():
@@ -47,7 +47,7 @@ def outcome(name: str, path: Path) -> str:
             # libraries that are imported here may warn
             warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
             try:
-                content = found.read(path)
+                content = load_here(path) if here and name == "ONNX" else found.read(path)
             except found.error as refusal:
                 message = str(refusal).removeprefix(f"{path}: ")
                 good = message != str(refusal) and len(message) <= _LONGEST_MESSAGE and message.isprintable()
@@ -58,25 +58,35 @@ def outcome(name: str, path: Path) -> str:
         return f"{type(problem).__name__}: {str(problem)[:200]}"
 
 
-def judge(name: str, path: str) -> list[Any]:
-    """The outcome of a file, and bytes resident at most here, and in processes that were started here."""
-    result = outcome(name, Path(path))
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    running = [_peaks(child) for child in Path("/proc/self/task/").glob("*/children")]
-    return [result, _peak("self"), max([ended, *running])]
+def judge(name: str, path: str, seconds: float, memory: int) -> tuple[str, int]:
+    """The outcome of a file, and the bytes that this process had resident at most."""
+    with limits(seconds, memory):
+        result = outcome(name, Path(path), here=True)
+    return result, int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def _peaks(children: Path) -> int:
-    """Bytes resident at most in one of the processes that a thread has started; 0 where it isn't known."""
-    with suppress(OSError):
-        return max(map(_peak, children.read_text().split()), default=0)
-    return 0
+class Reader:
+    """A process that judges one file after the other; it is started again by the next file if one has ended it."""
 
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"))
 
-def _peak(process: str) -> int:
-    """Bytes resident at most in a process; what `getrusage` says of it counts the process that started it as well."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    def judge(self, name: str, path: Path, seconds: float, memory: int) -> tuple[str, int]:
+        """What `judge` returns.
+
+        Raises:
+            BrokenProcessPool: the file has ended the process.
+        """
+        try:
+            return self.pool.submit(judge, name, str(path), seconds, memory).result()
+        except BrokenProcessPool:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the process."""
+        self.pool.shutdown()
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"))
 
 
 @dataclass
@@ -94,34 +104,34 @@ class Seen:
         return [name, how, *map(str, numbers), f"{self.slowest:.2f}", f"{self.peak / 1e6:.0f}"]
 
 
-def read_apart(name: str, path: Path, seen: Seen) -> str:
+def read_apart(name: str, path: Path, seen: Seen, reader: Reader) -> str:
     """What became of a file that another process reads; the process is made ready again if it dies."""
     began = time.monotonic()
     try:
-        result, own, others = READER.call("judge", name, str(path), seconds=SECONDS, memory=MEMORY)
-        seen.peak = max(seen.peak, own + others)
-    except DiedError as problem:
-        result = f"the process that reads {problem}"
-        seen.counts["deaths"] += 1
-        make_ready(path.parent)
+        result, peak = reader.judge(name, path, SECONDS, MEMORY)
+        seen.peak = max(seen.peak, peak)
+    except BrokenProcessPool:
+        make_ready(path.parent, reader)
+        result = outcome(name, path) if name == "ONNX" else "the process that reads died"
+        seen.counts["deaths"] += name != "ONNX"
     else:
         seen.slowest = max(seen.slowest, time.monotonic() - began)
     seen.counts[result if result in ("accepted", "refused") else "else"] += 1
-    return str(result)
+    return result
 
 
-def make_ready(folder: Path) -> None:
+def make_ready(folder: Path, reader: Reader) -> None:
     """Let the process that reads load what it needs, with a valid document of each kind.
 
     What is not compiled yet is compiled by another process before: that takes more memory than documents may.
     """
     for memory in (8 * MEMORY, MEMORY):
-        READER.stop()
+        reader.stop()
         for name, found in FORMATS.items():
             for document in found.documents:
                 path = folder / f"valid{found.suffix}"
                 path.write_bytes(found.encode(document))
-                READER.call("judge", name, str(path), seconds=_COMPILING, memory=memory)
+                reader.judge(name, path, _COMPILING, memory)
 
 
 def shares(documents: int) -> Iterator[tuple[str, str, int]]:
@@ -152,14 +162,15 @@ def main(config: FuzzConfig) -> None:
     head = ["documents of", "changed in", "documents", "accepted", "refused", "else", "deaths", "slowest, s", "most MB"]
     lines, examples, total = [head], [], Seen(Counter())
     with tempfile.TemporaryDirectory() as folder:
-        make_ready(Path(folder))
+        reader = Reader()
+        make_ready(Path(folder), reader)
         for name, how, count in shares(config.documents):
             seen, seen_else = Seen(Counter()), set()
             for _ in range(count):
                 data, suffix = mutated(name, how, rng)
                 path = Path(folder) / f"mutated{suffix}"
                 path.write_bytes(data)
-                result = read_apart(name, path, seen)
+                result = read_apart(name, path, seen, reader)
                 kind = result.partition(":")[0]
                 if result not in ("accepted", "refused") and kind not in seen_else:
                     seen_else.add(kind)
@@ -170,7 +181,7 @@ def main(config: FuzzConfig) -> None:
             lines.append(seen.line(name, how))
             total.counts += seen.counts
             total.slowest, total.peak = max(total.slowest, seen.slowest), max(total.peak, seen.peak)
-    READER.stop()
+        reader.stop()
     lines.append(total.line("all", ""))
     about = f"Mutated documents, seed {config.seed}; {machine()}. Limits: {MEMORY >> 20} MB more, {SECONDS:g} s."
     publish(config.out, "fuzz", [about, markdown(lines), *examples], None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.errors import GraphError
-from placeto.formats.onnx_import.onnx_model import load
+from placeto.formats.onnx_import.onnx_model import load_here
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.uncounted import without_formula
 
@@ -22,7 +22,7 @@ def read(
     opsets = [helper.make_opsetid("", 20), *(helper.make_opsetid(domain, 1) for domain in domains)]
     graph = helper.make_graph(nodes, "g", [x], [y], [weight])
     onnx.save(helper.make_model(graph, opset_imports=opsets, functions=list(functions)), folder / "model.onnx")
-    return load(folder / "model.onnx")
+    return load_here(folder / "model.onnx")
 
 
 def function(opset: int, *nodes: object, others: tuple = ()) -> object:

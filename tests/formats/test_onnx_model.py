@@ -11,7 +11,7 @@ from torch import nn
 from placeto.capture import capture_inference
 from placeto.errors import GraphError
 from placeto.formats.importers import IMPORTERS, find_importer
-from placeto.formats.onnx_import.onnx_model import load
+from placeto.formats.onnx_import.onnx_model import load, load_here
 from placeto.problem.graph import ComputationGraph
 from tests.captures import record
 
@@ -64,7 +64,7 @@ def test_graph_is_that_of_the_captured_module(tmp_path: Path) -> None:
         nn.Linear(8 * 36, 5),
     )  # fmt: skip
     captured = capture_inference(module, [torch.zeros(2, 3, 8, 8)])
-    graph = load(convnet(tmp_path), {"batch": 2, "width": 8})
+    graph = load_here(convnet(tmp_path), {"batch": 2, "width": 8})
     assert graph.flops.sum() == captured.flops.sum()
     assert parameters(graph) == parameters(captured)
     assert (graph.mode, graph.name) == ("inference", "model")
@@ -89,7 +89,7 @@ def test_graph_is_that_of_the_captured_module(tmp_path: Path) -> None:
 )
 def test_dimensions_must_have_values(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
     with pytest.raises(GraphError, match=f"model.onnx: .*{message}"):
-        load(convnet(tmp_path), sizes)
+        load_here(convnet(tmp_path), sizes)
 
 
 @pytest.mark.parametrize(("axis", "length"), [(None, 4), (1, 8), (2, 4), (-3, 8), (0, 3)])
@@ -100,7 +100,7 @@ def test_the_axis_of_a_transform_may_be_an_input(tmp_path: Path, axis: int | Non
     stored = () if axis is None or node else (helper.make_tensor("axis", onnx.TensorProto.INT64, [], [axis]),)
     nodes = [] if axis is None or not node else [helper.make_node("Constant", [], ["axis"], value_int=axis)]
     nodes.append(helper.make_node("DFT", ["x"] if axis is None else ["x", "", "axis"], ["y"]))
-    graph = load(written(tmp_path, nodes, {"x": shape}, {"y": out}, stored))
+    graph = load_here(written(tmp_path, nodes, {"x": shape}, {"y": out}, stored))
     assert graph.flops.sum() == round(2.5 * 3 * 8 * 4 * np.log2(length))
 
 
@@ -108,13 +108,15 @@ def test_the_axis_of_a_transform_must_be_known(tmp_path: Path) -> None:
     nodes = [helper.make_node("Cast", ["z"], ["axis"], to=onnx.TensorProto.INT64)]
     nodes.append(helper.make_node("DFT", ["x", "", "axis"], ["y"]))
     with pytest.raises(GraphError, match="'axis' must be a constant: the shapes and the work depend on it"):
-        load(written(tmp_path, nodes, {"x": [3, 8, 4, 1], "z": []}, {"y": [3, 8, 4, 2]}))
+        load_here(written(tmp_path, nodes, {"x": [3, 8, 4, 1], "z": []}, {"y": [3, 8, 4, 2]}))
 
 
 def test_dtypes(tmp_path: Path) -> None:
     half = onnx.TensorProto.FLOAT16
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    graph = load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}, (weight("w", 4, 3, dtype=half),), dtype=half))
+    graph = load_here(
+        written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}, (weight("w", 4, 3, dtype=half),), dtype=half)
+    )
     assert (graph.dtypes[-1], parameters(graph)) == ("float16", {"w": 24})
 
 
@@ -125,7 +127,7 @@ def test_constants_may_be_nodes(tmp_path: Path) -> None:
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Mul", ["a", "half"], ["y"]),
     ]
-    graph = load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}))
+    graph = load_here(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}))
     assert graph.op_names == ("w", "MatMul", "Mul")
     assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
 
@@ -146,7 +148,7 @@ def test_sizes_are_found_in_old_opsets_too(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.opset_import[0].version = 11
     onnx.save(model, path)
-    graph = load(path)
+    graph = load_here(path)
     assert graph.op_names == ("w", "r", "LSTM")
     assert graph.flops.sum() == 2 * 7 * 2 * 24 * (4 + 6)
 
@@ -163,7 +165,7 @@ def test_weights_get_their_shape_before_anything_runs(tmp_path: Path) -> None:
         helper.make_node("Transpose", ["c"], ["y"], perm=[1, 0]),
     ]
     weights = weight("w", 5, 5), integers("flat", 5, 5)
-    graph = load(written(tmp_path, nodes, {"x": [2, 5]}, {"y": [5, 2]}, weights))
+    graph = load_here(written(tmp_path, nodes, {"x": [2, 5]}, {"y": [5, 2]}, weights))
     assert graph.op_names == ("w", "one", "two", "Add", "Transpose")
     assert parameters(graph) == {"w": 100}
     assert record(graph, "one")["inputs"] == [["w", 0]]
@@ -176,7 +178,7 @@ def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["y"], name="b/two")]
     for node, scopes in zip(nodes, ("['', 'layers', 'layers.0', 'relu']", "broken"), strict=True):
         helper.set_model_props(node, {"pkg.torch.onnx.name_scopes": scopes})
-    assert load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]})).modules == ("layers.0", "b")
+    assert load_here(written(tmp_path, nodes, {"x": [2]}, {"y": [2]})).modules == ("layers.0", "b")
 
 
 def test_weights_of_old_files_need_not_be_inputs(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_weights_of_old_files_need_not_be_inputs(tmp_path: Path) -> None:
     model = onnx.load(written(tmp_path, [node], {"x": [2, 4, 10]}, {"y": None}, (weight("w", 6, 4, 3),)))
     model.ir_version = 3
     onnx.save(model, tmp_path / "model.onnx")
-    assert load(tmp_path / "model.onnx").flops.sum() == 2 * 2 * 6 * 10 * 4 * 3
+    assert load_here(tmp_path / "model.onnx").flops.sum() == 2 * 2 * 6 * 10 * 4 * 3
 
 
 def test_channels_must_be_those_of_the_weight(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_channels_must_be_those_of_the_weight(tmp_path: Path) -> None:
     with pytest.raises(
         GraphError, match=r"node 'Conv': not as .* \(ValueError: 4 channels in, but 3 x 2 in its weight\)"
     ):
-        load(path)
+        load_here(path)
 
 
 def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +226,7 @@ def test_what_pytorch_exports(tmp_path: Path) -> None:
     axes, path = {"words": {0: "batch"}}, tmp_path / "model.onnx"
     mode = torch.onnx.TrainingMode.PRESERVE
     torch.onnx.export(module, (words,), path, input_names=["words"], dynamic_axes=axes, dynamo=False, training=mode)
-    graph = load(path, {"batch": 3})
+    graph = load_here(path, {"batch": 3})
     captured = capture_inference(module, [torch.zeros(3, 5, dtype=torch.long)])
     assert graph.flops.sum() == captured.flops.sum()
     assert graph.param_bytes.sum() == captured.param_bytes.sum()

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placeto.errors import GraphError
-from placeto.formats.onnx_import.apart import Apart, DiedError, RaisedError
+from placeto.formats.onnx_import.apart import DiedError, RaisedError, call_apart
 from placeto.formats.onnx_import.onnx_checks import OWN, SMALL, one_line, take_weights, title, without_functions
 from placeto.formats.onnx_import.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
-from placeto.formats.onnx_import.onnx_shapes import bind, integer_of, shapes_of, with_reshapes, with_shapes
+from placeto.formats.onnx_import.onnx_shapes import bind, integer_of, shapes_of, with_shapes
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.messages import quote, within
 
@@ -30,11 +30,11 @@ _LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 _KNOWN = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # domains that are no part of an op's type; all others are
 _STORED = {*PASSING, "Transpose"}  # ops that are done once if they read a weight, when a model is loaded
+_INFERRED = 5  # the opset since which the shape of a Reshape is an input, and ONNX infers what it makes
 _AXIS_IS_INPUT = 20  # the opset since which the axis of a DFT is an input
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
-_PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
+_OTHERS = "onnx.inliner", "onnx.reference"  # modules of the package onnx that are needed and load by themselves
 _SECONDS, _BYTES_PER_S = 3.0, 5e3  # limit of time: a node has about 100 bytes and, at worst, takes some ms to read
-_LARGE = 64 * 2**20  # bytes of a file after which the process that parses it ends, to free its memory
 _MEMORY, _COPIES = 512 * 2**20, 6  # limit of memory in bytes: so many, and six copies of the file with its weights
 
 
@@ -74,32 +74,50 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
     sizes = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
-    limits: dict[str, Any] = {
-        "seconds": _SECONDS + size / _BYTES_PER_S,
-        "memory": _MEMORY + _COPIES * size,
-        "keep": size < _LARGE,
-    }
-    try:
-        records = _PARSER.call("read_records", os.path.abspath(path), sizes, **limits)
-    except RaisedError as problem:
-        clue = f"({problem.kind}: {one_line(str(problem))})"
-        if problem.kind in ("ImportError", "ModuleNotFoundError"):
-            raise GraphError(f"{path}: the package onnx can't be loaded {clue}: install it again") from None
-        reason = str(problem) if problem.kind == GraphError.__name__ else f"not as ONNX defines a model {clue}"
-        raise GraphError(f"{path}: {reason}") from None
-    except DiedError as problem:
-        raise GraphError(f"{path}: damaged, or too much for the package onnx: reading it {problem}") from None
+    limits: dict[str, Any] = {"seconds": _SECONDS + size / _BYTES_PER_S, "memory": _MEMORY + _COPIES * size}
     with within(GraphError, path):
+        try:
+            records = call_apart(__name__, "read_records", os.path.abspath(path), sizes, **limits, others=_OTHERS)
+        except RaisedError as problem:
+            raise GraphError(str(problem)) from None
+        except DiedError as problem:
+            raise GraphError(f"damaged, or too much for the package onnx: reading it {problem}") from None
         return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
+
+
+def load_here(path: str | Path, dimensions: Mapping[str, int] | None = None) -> ComputationGraph:
+    """Read the graph in this process, which is faster than `load`; a damaged file may end the process.
+
+    Raises:
+        GraphError: as `load`.
+        OSError: the file can't be read.
+    """
+    with within(GraphError, path):
+        return ComputationGraph.from_ops(Path(path).stem, read_records(str(path), dict(dimensions or {})), "inference")
 
 
 def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     """Return the op records of an ONNX model; see `load`, which calls this in another process.
 
     Raises:
-        GraphError: for the reasons that `load` names. Any other error means that the model is damaged.
+        GraphError: for the reasons that `load` names.
         OSError: the file can't be read.
     """
+    try:
+        return _records(path, dimensions)
+    except (GraphError, MemoryError, OSError):
+        raise
+    except ImportError as problem:
+        raise GraphError(f"the package onnx can't be loaded {_clue(problem)}: install it again") from None
+    except Exception as problem:  # a damaged file can cause any error
+        raise GraphError(f"not as ONNX defines a model {_clue(problem)}") from None
+
+
+def _clue(problem: Exception) -> str:
+    return f"({type(problem).__name__}: {one_line(str(problem))})"
+
+
+def _records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     import onnx
     from google.protobuf.message import DecodeError
     from onnx import checker
@@ -120,7 +138,7 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     weights = take_weights(model.graph, Path(path).parent)
     checker.check_model(model)
     bind(model.graph, dimensions)
-    return _Importer(*with_shapes(with_reshapes(model)), weights).records(outputs)
+    return _Importer(*with_shapes(model), weights).records(outputs)
 
 
 class _Importer:
@@ -262,6 +280,8 @@ class _Importer:
             return f"ONNX infers no shapes for {whose}: the file must give them, as value_info"
         if "Sequence" in node.op_type or node.op_type.startswith("Optional"):
             return "only tensors can be imported, no sequences or options of them"
+        if self.opset < _INFERRED:
+            return f"ONNX infers few shapes of opset {self.opset}: convert the model by onnx.version_converter"
         return "shapes that depend on values can't be imported"
 
     def _weight(self, name: str) -> dict[str, Any]:

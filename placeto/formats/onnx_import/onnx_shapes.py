@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.errors import GraphError
-from placeto.formats.onnx_import.onnx_checks import OWN, SMALL, check_shape, one_line
+from placeto.formats.onnx_import.onnx_checks import SMALL, check_shape, one_line
 from placeto.plumbing.terminal import printable
 from placeto.problem.messages import quote
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Ops whose outputs have a size that depends on the values of their inputs.
 _GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}
 _LISTED = 4  # dimensions in a message
-_RESHAPED = 5  # the opset since which the shape of a Reshape is an input
 _UNKNOWN = "expected to have type but instead is null"
 
 
@@ -63,27 +62,6 @@ def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(quote, list(names)[:_LISTED])) + more
-
-
-def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, converted to opset 5 if it has a Reshape of an older opset, whose shapes ONNX doesn't infer.
-
-    Raises:
-        GraphError: the model can't be converted.
-    """
-    from onnx.version_converter import ConvertError, convert_version
-
-    version = next((opset.version for opset in model.opset_import if opset.domain in OWN), _RESHAPED)
-    old = version < _RESHAPED and any(node.op_type == "Reshape" and node.attribute for node in model.graph.node)
-    if not old:
-        return model
-    try:
-        return convert_version(model, _RESHAPED)
-    except (ConvertError, ValueError, RuntimeError) as problem:
-        clue = quote(" ".join(str(problem).split()))
-        raise GraphError(
-            f"opset {version} can't be converted to {_RESHAPED}, which its Reshape takes: {clue}"
-        ) from None
 
 
 def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
