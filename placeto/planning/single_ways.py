@@ -36,7 +36,7 @@ def one_device(problem: PlacementProblem, device: int, batch: int, blocks: tuple
     plan = replace(make_plan(problem, ((device,),), ()), recomputed=blocks)
     problem = plan.step(problem)
     schedule = simulate(problem, np.full(problem.num_ops, device), plan=plan)
-    return planned(plan, result := _alone(schedule), batch, result, schedule=schedule)
+    return planned(plan, result := PlacementResult.of(schedule), batch, result, schedule=schedule)
 
 
 def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
@@ -59,7 +59,7 @@ def whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         except PlanError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            result = _alone(mapped)
+            result = PlacementResult.of(mapped)
             steps = [planned(None, result, batch, result, "accelerate", mapped)]
     return steps
 
@@ -86,7 +86,7 @@ def in_order(
     if order is None:
         result = _in_best_order(problem, orders_to_try(problem), plan, keep)
     else:
-        result = replace(_alone(simulate(problem, plan.placement(problem), order=order, plan=plan)), order=order)
+        result = PlacementResult.of(simulate(problem, plan.placement(problem), order=order, plan=plan), order)
     if len(plan.devices) == 1:
         return replicas(problem, plan, result, batch)
     tool = runner(problem, runnable_by)
@@ -163,8 +163,8 @@ def replicas_of(problem: PlacementProblem, plan: Plan, batch: int) -> PlannedSte
     problem, stage = plan.step(problem), max(plan.sharding, default=0)
     run = simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1)))
     if stage > 1:
-        return replace(planned(plan, _alone(run), batch, None, schedule=run), graph=problem.graph)
-    (way,) = _with_all([plan], run, _alone(simulate(problem, plan.placement(problem), plan=plan)), batch)
+        return replace(planned(plan, PlacementResult.of(run), batch, None, schedule=run), graph=problem.graph)
+    (way,) = _with_all([plan], run, PlacementResult.of(simulate(problem, plan.placement(problem), plan=plan)), batch)
     return way
 
 
@@ -174,7 +174,7 @@ def _with_all(plans: Sequence[Plan], run: Schedule, placed: PlacementResult, bat
     Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
     to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
     """
-    result, graph, memory = _alone(run), placed.problem.graph, run.problem.cluster.memory
+    result, graph, memory = PlacementResult.of(run), placed.problem.graph, run.problem.cluster.memory
     used = np.unique(run.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
     state = int(placed.problem.resident_bytes.sum()) - weights - trained
@@ -187,12 +187,6 @@ def _with_all(plans: Sequence[Plan], run: Schedule, placed: PlacementResult, bat
         fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
         steps.append(PlannedStep(plan, result, placed, batch, fullest, held[fullest]))
     return steps
-
-
-def _alone(schedule: Schedule) -> PlacementResult:
-    """Return a schedule as the result of one simulation."""
-    makespan, fits = schedule.makespan_us, schedule.fits
-    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem, plan=schedule.plan)
 
 
 def planned(
