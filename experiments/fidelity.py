@@ -210,8 +210,7 @@ def placements(problem: PlacementProblem, count: int, seed: int) -> list[Placeme
         schedule = simulate(problem, expand(groups, device))
         if schedule.placement.tobytes() not in seen:
             seen.add(schedule.placement.tobytes())
-            found = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
-            kept.append(found)
+            kept.append(PlacementResult.of(schedule))
     return kept[:count]
 
 

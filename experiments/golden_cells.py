@@ -173,8 +173,7 @@ def torch_cells(name: str) -> Iterator[tuple[str, Cell]]:
     problem = PlacementProblem(captured(name), load_cluster(CLUSTER))
     for plan in all_plans(problem):
         schedule = simulate(problem, plan)
-        makespan, fits = schedule.makespan_us, schedule.fits
-        result = PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), problem, plan=plan)
+        result = PlacementResult.of(schedule)
         try:
             pipeline, (chunks, step) = torch_pipeline(schedule), in_whole_chunks(result)
         except PlanError as error:

@@ -60,11 +60,12 @@ def placer_names() -> dict[str, str]:
         PlacerError: a package that adds learned placers can't be used.
     """
     from placeto.heuristics import HEURISTICS
-    from placeto.policies.external import external_policies
+    from placeto.policies.external import ExternalPolicy, find_policy, policy_names
 
     sentences = {name: first_line(heuristic) for name, heuristic in HEURISTICS.items()}
-    sentences |= {name: first_line(_load(name)) for name in _others()}
-    return sentences | LEARNED | {name: policy.sentence for name, policy in external_policies().items()}
+    sentences |= {name: first_line(_load(name)) for name in _others()} | LEARNED
+    policies = {name: find_policy(name) for name in policy_names()}
+    return sentences | {name: each.sentence for name, each in policies.items() if isinstance(each, ExternalPolicy)}
 
 
 def is_heuristic(name: str) -> bool:

@@ -9,7 +9,6 @@ of the problem with the most, A actions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvState, reset, step
 from placeto.environment.rewards import find_reward, reward_names
 from placeto.errors import PlacerError
+from placeto.problem.checks import checked, record_of
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -84,11 +84,7 @@ class Episodes:
             )
         if not isinstance(env, EnvConfig):
             raise PlacerError(f"env must be an EnvConfig, not {env!r:.60}")
-        if env.order not in ("policy", "topological"):
-            raise PlacerError(f"env.order must be policy or topological, not {env.order!r:.60}")
-        tolerance = env.tolerance
-        if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < math.inf):
-            raise PlacerError(f"env.tolerance must be None or at least 0, not {tolerance!r:.60}")
+        checked(vars(env), record_of(EnvConfig), PlacerError, "env", strict=True)
         if reward not in reward_names():
             raise PlacerError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
         self.batch = InstanceBatch.of([make_instance(problem) for problem in problems])

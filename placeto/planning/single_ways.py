@@ -37,7 +37,7 @@ def one_device(problem: PlacementProblem, device: int, blocks: tuple[str, ...] =
     plan = replace(make_plan(problem, ((device,),), ()), recomputed=blocks)
     problem = plan.step(problem)
     schedule = simulate(problem, np.full(problem.num_ops, device), plan=plan)
-    return planned(plan, result := _alone(schedule), result, schedule=schedule)
+    return planned(plan, result := PlacementResult.of(schedule), result, schedule=schedule)
 
 
 def whole_modules(problem: PlacementProblem) -> list[PlannedStep]:
@@ -60,7 +60,7 @@ def whole_modules(problem: PlacementProblem) -> list[PlannedStep]:
         except PlanError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            result = _alone(mapped)
+            result = PlacementResult.of(mapped)
             steps = [planned(None, result, result, "accelerate", mapped)]
     return steps
 
@@ -80,7 +80,7 @@ def in_order(
     if order is None:
         result = _in_best_order(step, plan, partial(runner.keeps, problem))
     else:
-        result = replace(_alone(simulate(step, plan.placement(step), order=order, plan=plan)), order=order)
+        result = PlacementResult.of(simulate(step, plan.placement(step), order=order, plan=plan), order)
     if len(plan.devices) == 1:
         return replicas(problem, plan, result)
     if made := runner.run(result, order is not None):
@@ -154,8 +154,8 @@ def replicas_of(problem: PlacementProblem, plan: Plan, placed: PlacementResult |
     problem, stage = plan.step(problem), max(plan.sharding, default=0)
     run = simulate(*replicated(problem, plan.device[0].tolist(), max(stage, 1)))
     if stage > 1:
-        return replace(planned(plan, _alone(run), None, schedule=run), graph=problem.graph)
-    placed = placed or _alone(simulate(problem, plan.placement(problem), plan=plan))
+        return replace(planned(plan, PlacementResult.of(run), None, schedule=run), graph=problem.graph)
+    placed = placed or PlacementResult.of(simulate(problem, plan.placement(problem), plan=plan))
     graph, memory, used = problem.graph, run.problem.cluster.memory, np.unique(run.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
     state = (int(problem.resident_bytes.sum()) - weights - trained) // (len(used) if stage else 1)
@@ -163,13 +163,7 @@ def replicas_of(problem: PlacementProblem, plan: Plan, placed: PlacementResult |
     most = {device: int(held[device][1][:, at].max()) for device in used}
     fullest = max(most, key=lambda device: (weights + trained + state + most[device]) / int(memory[device]))
     of_fullest = {"weights": weights, "gradients": trained, "optimizer": state, "activations": most[fullest]}
-    return PlannedStep(plan, _alone(run), placed, fullest, of_fullest | {"received": 0})
-
-
-def _alone(schedule: Schedule) -> PlacementResult:
-    """Return a schedule as the result of one simulation."""
-    makespan, fits = schedule.makespan_us, schedule.fits
-    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem, plan=schedule.plan)
+    return PlannedStep(plan, PlacementResult.of(run), placed, fullest, of_fullest | {"received": 0})
 
 
 def planned(

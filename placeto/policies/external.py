@@ -92,16 +92,6 @@ def policy_names() -> list[str]:
     return [*POLICIES, *_others()]
 
 
-def external_policies() -> dict[str, ExternalPolicy]:
-    """Return the learned placers of other packages, by name.
-
-    Raises:
-        PlacerError: a package can't be used; or two packages have a learned placer of the same name, or one has a
-            name of Placeto's.
-    """
-    return {name: _load(name) for name in _others()}
-
-
 @cache
 def _others() -> dict[str, EntryPoint]:
     return named_extensions(extensions.POLICIES, {*POLICIES, *HEURISTICS})

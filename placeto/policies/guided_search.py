@@ -129,7 +129,8 @@ def guided_placer(checkpoint: Mapping[str, Any], network: Any = None) -> GuidedP
     Raises:
         KeyError: a parameter of `placeto` is missing.
     """
-    config, scorer = checkpoint["config"], None
+    config = checkpoint["config"]
+    scorer: Scorer
     if checkpoint["placer"] == "placeto":
         settings = config["policy"]
         scorer = CompiledPolicy(checkpoint["best_parameters"], settings["rounds"], settings["change_weight"])

@@ -40,6 +40,12 @@ class PlacementResult:
         if len(gradient_sums(self.problem.graph).home):
             object.__setattr__(self, "placement", with_sums_placed(self.problem, self.placement))
 
+    @classmethod
+    def of(cls, schedule: Schedule, order: np.ndarray | None = None) -> PlacementResult:
+        """Return a schedule, and the `order` (N,) in which it was simulated, as the result of one simulation."""
+        makespan, fits, problem = schedule.makespan_us, schedule.fits, schedule.problem
+        return cls(schedule.placement, makespan, fits, 1, 0.0, (), problem, order=order, plan=schedule.plan)
+
     def __repr__(self) -> str:
         used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
         spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"

@@ -350,10 +350,8 @@ def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner
     for index, problem in enumerate(learner.problems.values()):
         if np.isfinite(state.elite_score[index]):
             schedule = simulate(problem, state.elite[index, : problem.num_ops])
-            span, fits = schedule.makespan_us, schedule.fits
-            spent = state.simulations, state.elapsed
-            result = PlacementResult(schedule.placement, span, fits, *spent, (), problem, config.placer)
-            save_placement(result, Path(config.out) / f"placement-{index}.json")
+            spent = replace(PlacementResult.of(schedule), simulations=state.simulations, seconds=state.elapsed)
+            save_placement(replace(spent, placer=config.placer), Path(config.out) / f"placement-{index}.json")
 
 
 def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:

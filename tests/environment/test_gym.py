@@ -182,10 +182,10 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (EnvConfig(order="random"), "env.order must be policy or topological, not 'random'"),  # type: ignore[arg-type]
-        (EnvConfig(tolerance=-1.0), "env.tolerance must be None or at least 0, not -1.0"),
-        (EnvConfig(tolerance=float("nan")), "env.tolerance must be None or at least 0, not nan"),
-        (EnvConfig(tolerance="0.1"), "env.tolerance must be None or at least 0, not '0.1'"),  # type: ignore[arg-type]
+        (EnvConfig(order="random"), "env.order must be 'policy' or 'topological', not 'random'"),  # type: ignore[arg-type]
+        (EnvConfig(tolerance=-1.0), "env.tolerance must be >= 0, not -1.0"),
+        (EnvConfig(tolerance=float("nan")), "env.tolerance must be a finite number, not nan"),
+        (EnvConfig(tolerance="0.1"), "env.tolerance must be a number, not '0.1'"),  # type: ignore[arg-type]
         ("topological", "env must be an EnvConfig, not 'topological'"),
     ],
 )

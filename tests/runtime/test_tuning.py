@@ -1,6 +1,7 @@
 """Tuning: what is chosen, and by which times."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,8 +28,7 @@ def step() -> RealStep:
 
 
 def placed(problem: PlacementProblem, placement: Sequence[int]) -> PlacementResult:
-    schedule = simulate(problem, placement)
-    return PlacementResult(schedule.placement, schedule.makespan_us, True, 1, 0.0, (), problem, "by hand")
+    return replace(PlacementResult.of(simulate(problem, placement)), placer="by hand")
 
 
 def by_hand(problem: PlacementProblem, number: int) -> list[PlacementResult]:

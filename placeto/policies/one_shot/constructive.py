@@ -90,23 +90,10 @@ class ConstructivePolicy(OneShotPolicy):
         """Divide the logits by a temperature, by changing parameters."""
         self.head.weight.div_(temperature)
 
-    @torch.no_grad()
-    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Place several graphs; those with equally many samples and devices are placed side by side."""
-        alike: dict[tuple[int, int], list[int]] = {}
-        for i, (draw,) in enumerate(noise):
-            alike.setdefault((len(draw), draw.shape[-1]), []).append(i)
-        samples: dict[int, Sample] = {}
-        for which in alike.values():
-            which.sort(key=lambda i: -graphs[i].num_units)
-            together = self._side_by_side([graphs[i] for i in which], [noise[i][0] for i in which])
-            samples |= zip(which, together, strict=True)
-        return [samples[i] for i in range(len(graphs))]
-
-    def _side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Tensor]) -> list[Sample]:
-        """Place graphs with equally many samples and devices, the graph with most units first."""
+    def side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Choose devices unit by unit, for all samples of all graphs; see `OneShotPolicy.decide`."""
         described = [self.describe(graph) for graph in graphs]
-        draw = pad_sequence([each.transpose(0, 1) for each in noise])  # (U, B, K, D): steps x graphs
+        draw = pad_sequence([each.transpose(0, 1) for (each,) in noise])  # (U, B, K, D): steps x graphs
         steps, count, samples, devices = draw.shape
         fields = ("known", "added", "slots", "exchanged", "links")
         padded = {name: pad_sequence([getattr(units, name) for units, _ in described]) for name in fields}

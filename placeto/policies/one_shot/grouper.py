@@ -70,12 +70,8 @@ class GrouperPolicy(OneShotPolicy):
         self.embed = mlp([TYPE_WIDTH + len(UNIT_FEATURES) + 1 + 2 * groups, hidden, hidden])
         self.placer = SequencePlacer(hidden, config.max_devices, config.feedback, config.bound, config.temperature)
 
-    @torch.no_grad()
-    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Choose the groups of all units at once, then the devices group by group; see `OneShotPolicy.decide`.
-
-        All samples of all graphs are placed side by side.
-        """
+    def side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Choose the groups of all units at once, then the devices group by group; see `OneShotPolicy.decide`."""
         logits = [self._group_logits(graph) for graph in graphs]
         groups = [(row + draw).argmax(-1) for row, (draw, _) in zip(logits, noise, strict=True)]  # (K, U) each
         described = [self._describe(graph, group) for graph, group in zip(graphs, groups, strict=True)]

@@ -6,6 +6,7 @@ Legend: N ops and U units of a graph, D devices, K samples, A decisions of a sam
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class OneShotPolicy(nn.Module):
         self.check(graph)
         return tuple(gumbel_noise((count, *shape), generator, graph.features) for shape in self.noise_shapes(graph))
 
-    @abstractmethod
+    @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
         """Place several graphs, without gradients. Each decision is the one with the largest sum of logit and noise.
 
@@ -65,6 +66,17 @@ class OneShotPolicy(nn.Module):
         Returns:
             For each graph its K placements.
         """
+        alike, samples = defaultdict[tuple[int, int], list[int]](list), dict[int, Sample]()
+        for i in sorted(range(len(graphs)), key=lambda i: -graphs[i].num_units):
+            alike[len(noise[i][0]), graphs[i].num_devices].append(i)
+        for which in alike.values():
+            together = self.side_by_side([graphs[i] for i in which], [noise[i] for i in which])
+            samples |= zip(which, together, strict=True)
+        return [samples[i] for i in range(len(graphs))]
+
+    @abstractmethod
+    def side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Do what `decide` does, for graphs with equally many samples and devices, the one with most units first."""
 
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
         """Return the shapes of the noise for one placement, one for each kind of decision, in the order of the draws.
@@ -102,8 +114,7 @@ class OneShotPolicy(nn.Module):
 class IndependentPolicy(OneShotPolicy):
     """A policy that chooses each unit's device independently, by logits (U, D) of one forward pass over the graph."""
 
-    @torch.no_grad()
-    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+    def side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
         """Place several graphs, with one forward pass for each; see `OneShotPolicy.decide`."""
         samples = []
         for graph, (each,) in zip(graphs, noise, strict=True):

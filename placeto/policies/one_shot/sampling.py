@@ -68,7 +68,8 @@ class SamplingPlacer(LearnedPlacer):
                 for placement in self._placements(graph, unit, SAMPLES, generator):
                     if not evaluator.exhausted:
                         evaluator.score_ops(placement)
-            self._search(evaluator, seed)
+            round_best(evaluator)
+            annealing(evaluator, np.random.default_rng(seed))
         return evaluator.result()
 
     def _placements(
@@ -76,11 +77,6 @@ class SamplingPlacer(LearnedPlacer):
     ) -> np.ndarray:
         """Draw K = `count` placements (K, N) of ops; without a generator they are the most likely one."""
         return self.policy.sample(graph, count, generator).placement.cpu().numpy()[:, unit]
-
-    def _search(self, evaluator: Evaluator, seed: int) -> None:
-        """Anneal from the best placement of groups, after the best placement was rounded to groups."""
-        round_best(evaluator)
-        annealing(evaluator, np.random.default_rng(seed))
 
 
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:

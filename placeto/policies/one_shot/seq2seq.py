@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from placeto.plumbing.ranges import Width
@@ -52,9 +51,8 @@ class Seq2SeqPolicy(OneShotPolicy):
         self.encoder = UnitEncoder(config.hidden)
         self.placer = SequencePlacer(config.hidden, config.max_devices, config.feedback, normalised=config.normalised)
 
-    @torch.no_grad()
-    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Choose devices unit by unit, for all samples of all graphs side by side; see `OneShotPolicy.decide`."""
+    def side_by_side(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Choose devices unit by unit, for all samples of all graphs; see `OneShotPolicy.decide`."""
         drawn = self.placer.sample([self._elements(graph) for graph in graphs], [each for (each,) in noise])
         return [Sample(action, log_prob, action) for action, log_prob in drawn]
 

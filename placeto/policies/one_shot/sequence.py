@@ -65,28 +65,16 @@ class SequencePlacer(nn.Module):
         self.head = DeviceHead(hidden, max_devices, PAIR_FEATURES if feedback else 1, bound, temperature)
 
     def sample(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Choose devices, element by element, for K samples of each graph.
-
-        Graphs with equally many samples for each sequence and equally many devices are computed side by side.
+        """Choose devices, element by element, for K samples of each of several graphs on D devices.
 
         Args:
             parts: B sequences of each graph.
-            noise: (K, U, D) for each graph, where K is a multiple of its B. It is added to the logits, and the device
-                with the largest sum is chosen.
+            noise: (K, U, D) for each graph, where K is the same multiple of B for all. It is added to the logits, and
+                the device with the largest sum is chosen.
 
         Returns:
             For each graph devices (K, U) int64 and their log-probabilities (K, U).
         """
-        alike: dict[tuple[int, int], list[int]] = {}
-        for i, (part, each) in enumerate(zip(parts, noise, strict=True)):
-            alike.setdefault((len(each) // len(part.x), len(part.devices)), []).append(i)
-        answers: dict[int, tuple[Tensor, Tensor]] = {}
-        for which in alike.values():
-            answers |= zip(which, self._side_by_side([parts[i] for i in which], [noise[i] for i in which]), strict=True)
-        return [answers[i] for i in range(len(parts))]
-
-    def _side_by_side(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Do what `sample` does, for graphs with equally many samples for each sequence and equally many devices."""
         counts, lengths = [len(part.x) for part in parts], [part.x.shape[1] for part in parts]
         length, count, copies = max(lengths), sum(counts), len(noise[0]) // counts[0]
 

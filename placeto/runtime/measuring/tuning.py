@@ -173,8 +173,7 @@ def _relative(rounds: Sequence[Round]) -> float:
 def _on_one(problem: PlacementProblem) -> PlacementResult:
     """Return the placement of all ops on the device that takes the least time for them."""
     placement = np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64)
-    schedule = simulate(problem, placement)
-    return PlacementResult(placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
+    return PlacementResult.of(simulate(problem, placement))
 
 
 def _again(problem: PlacementProblem, result: PlacementResult) -> PlacementResult:

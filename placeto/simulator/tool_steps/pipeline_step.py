@@ -145,8 +145,7 @@ def pipeline_step(order: ChunkOrder) -> PlacementResult:
             fields = {"type": ADDITION, "pass": "backward", "flops": size / 4, "bytes_accessed": 2.0 * size}
             step.add(name, device, fields)
     made, placement, listed = step.built(listed=True)
-    run = simulate(made, placement, order=listed)
-    return PlacementResult(placement, run.makespan_us, run.fits, 1, 0.0, (), made, order=listed)
+    return PlacementResult.of(simulate(made, placement, order=listed), listed)
 
 
 def _own_tables(graph: ComputationGraph, stage: np.ndarray) -> dict[tuple[int, int], list[int]]:
