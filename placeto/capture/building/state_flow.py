@@ -64,7 +64,7 @@ def _changed(traced: GraphModule) -> dict[Node, bool]:
     outputs = set[Node](traced.graph.find_nodes(op="output"))
     changed = {update.input for update in updates_of(traced)}
     changed |= {node for norm in traced.graph.nodes for node in statistics(norm)}
-    return {node: not outputs.isdisjoint(reached([node], _dependent)) for node in changed}
+    return {node: any(each in outputs for each in reached([node], _dependent)) for node in changed}
 
 
 def _dependent(node: Node) -> list[Node]:
