@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costing.node_costs import CONSTANT_LIKE
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, packet_of
 from placeto.capture.tracing.dependencies import reached
 from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics, updates_of
 from placeto.errors import CaptureError
@@ -71,7 +71,7 @@ def _dependent(node: Node) -> list[Node]:
     """The nodes that depend on the values of a node: the output of a batch norm doesn't depend on its statistics."""
     dependents: list[Node] = []
     for user in node.users:
-        packet = getattr(user.target, "overloadpacket", None)
+        packet = packet_of(user)
         if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
             continue
         if node not in statistics(user):
