@@ -35,7 +35,8 @@ from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.local_devices import LocalDevice, open_devices
 from placeto.runtime.measuring.profiling import profile
-from placeto.runtime.measuring.tuning import corrected, in_turns, placed_step
+from placeto.runtime.measuring.tuning import corrected, in_turns
+from placeto.runtime.placed import PlacedStep
 from placeto.runtime.real_steps import RealStep, filled, real_training
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
@@ -219,7 +220,7 @@ def measure(step: RealStep, devices: Sequence[LocalDevice], config: Fidelity) ->
     made = profile([step], devices, config.profile_seconds)
     problem = PlacementProblem(step.capture.graph, made.cluster, made.costs)
     found = placements(problem, config.placements, config.seed)
-    runs = [placed_step(step, result, devices) for result in found]
+    runs = [PlacedStep(step.capture, result.schedule(), devices) for result in found]
     times = np.array(in_turns([_runner(run.run, step.leaves) for run in runs], config.seconds))
     drift = np.median(times, axis=0)  # of each round, in which each placement had its turn
     level = times / drift

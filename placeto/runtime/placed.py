@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from placeto.capture.costing.node_costs import CONSTANT_LIKE
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, packet_of
 from placeto.capture.trace import Capture
 from placeto.capture.tracing.dependencies import needed_by
 from placeto.capture.tracing.draws import draws
@@ -376,7 +376,7 @@ class _Plan:
 
 def is_constant(node: Node) -> bool:
     """Whether a call reads no more than the shape of a tensor."""
-    return getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE and bool(node.all_input_nodes)
+    return packet_of(node) in CONSTANT_LIKE and bool(node.all_input_nodes)
 
 
 def _constant(node: Node, device: torch.device) -> Callable[[], Any]:

@@ -157,10 +157,7 @@ def in_any_layout(target: Any) -> Any:
 
 def attribute(node: Node) -> Any:
     """Return the object that a `get_attr` node of a traced graph stands for."""
-    value: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
+    return getattr(node.graph.owning_module, str(node.target))
 
 
 def _on_host(target: Any, device: torch.device) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costing.node_costs import CONSTANT_LIKE
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, packet_of, tensors_of
 from placeto.capture.tracing.dependencies import needed_by
 
 aten = torch.ops.aten
@@ -100,7 +100,9 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
                 states[node] = _combined_further(node, combined)
             elif why := next((s.why for s in combined.values() if s.why), "") or _ignoring(node, batch):
                 states[node] = _Combined(why)
-            elif rows > 1 and (_compares(node, apart, bool(combined)) or (len(parts) > 1 and not _joins(node))):
+            elif rows > 1 and (
+                _compares(node, apart, bool(combined)) or (len(parts) > 1 and packet_of(node) not in _JOINS)
+            ):
                 states[node] = _Combined(_IS_COMPARED)
             elif rows > 1 and any(d is not None and _chooses(node, source, d, states) for source, d in apart.items()):
                 states[node] = _Combined(_IS_CHOICE)
@@ -121,7 +123,7 @@ def other_meaning(traced: GraphModule, rows: int, batch: Mapping[Node, Any]) -> 
 
 def _combined_further(node: Node, states: Mapping[Node, _Combined]) -> _Combined:
     """What a value is that is made of values that combine samples, and of others that don't depend on the batch."""
-    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     reasons = [states[source].why for source in node.all_input_nodes if source in states]
     why, sizes = next(filter(None, reasons), ""), frozenset.union(*(state.sizes for state in states.values()))
     if why not in ("", _IS_SUM):
@@ -139,7 +141,7 @@ def _combined_further(node: Node, states: Mapping[Node, _Combined]) -> _Combined
 
 def _is_divided(node: Node, sizes: Collection[int], states: Mapping[Node, _Apart | _Combined]) -> bool:
     """Whether a value with the samples apart is divided by their number, or is linear in such values."""
-    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     parts = [states.get(source) for source in node.all_input_nodes]
     if packet is aten.div and not isinstance(node.args[1], Node) and node.args[1] in sizes:
         return True
@@ -166,7 +168,7 @@ def _sizes(rows: int, nodes: Collection[Node]) -> frozenset[int]:
 
 def _is_free(node: Node, batch: Mapping[Node, Any]) -> bool:
     """Whether a node reads no values, or compares targets with one that none of them has, as the one ignored."""
-    if getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE:
+    if packet_of(node) in CONSTANT_LIKE:
         return True
     if node.target not in (aten.eq.Scalar, aten.ne.Scalar):
         return False
@@ -182,7 +184,7 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
         apart: those of its sources that have the samples apart -> the dimension.
         with_combined: whether it is also made of values that combine samples.
     """
-    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     if with_combined and packet is not aten.add:  # a sum of losses, one of each sample and a mean
         return True
     if None in apart.values():
@@ -204,16 +206,11 @@ def _compares(node: Node, apart: Mapping[Node, int | None], with_combined: bool)
     return False
 
 
-def _joins(node: Node) -> bool:
-    """Whether an op adds up parts of the samples, or puts them together, which compares none of them."""
-    return getattr(node.target, "overloadpacket", None) in _JOINS
-
-
 def _part(node: Node, apart: Mapping[Node, int | None], states: Mapping[Node, _Apart | _Combined]) -> int | None:
     """The first of the samples that a value takes from a tensor, if it takes neighbours; None if not, or unknown."""
     if node.target is operator.getitem:
         split, place = cast(tuple[Node, int], node.args)
-        if getattr(split.target, "overloadpacket", None) not in _SPLITS:
+        if packet_of(split) not in _SPLITS:
             return None
         whole = cast(Node, split.args[0])
         if not isinstance(state := states.get(whole), _Apart):
@@ -249,7 +246,7 @@ def _chooses(node: Node, source: Node, dim: int, states: Collection[Node]) -> bo
 
 def _chosen(node: Node, source: Node, dim: int) -> Any:
     """Which places of a dimension of a tensor a node takes: a number, a slice or a node; None if it is no choice."""
-    packet, named = getattr(node.target, "overloadpacket", None), _arguments(node)
+    packet, named = packet_of(node), _arguments(node)
     if packet is aten.index and node.args[0] is source:
         return (named["indices"] + [None] * (dim + 1))[dim]
     if packet not in (aten.select, aten.slice, aten.index_select) or _dims(named["dim"], _layout(source)) != [dim]:
@@ -265,7 +262,7 @@ def _of_samples(node: Node, rows: int, apart: Mapping[Node, int | None]) -> _Apa
         rows: the number of samples.
         apart: those of its sources that have the samples apart -> the dimension.
     """
-    packet: Any = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     named = _arguments(node)
     if named.get("reduction") in (_MEAN, _SUM):
         return _Combined(_IS_SUM if named["reduction"] == _SUM else "")
@@ -326,8 +323,7 @@ def _dims(given: Any, tensor: Tensor) -> list[int]:
 
 
 def _layout(node: Node) -> Tensor:
-    value = node.meta["val"]
-    return next(part for part in value if isinstance(part, Tensor)) if isinstance(value, list | tuple) else value
+    return tensors_of(node)[0]
 
 
 def _is_mask(indices: Any) -> bool:
@@ -336,7 +332,7 @@ def _is_mask(indices: Any) -> bool:
 
 def _ignoring(node: Node, batch: Mapping[Node, Any]) -> str:
     """Say why a mean of losses of classes leaves out targets, or weights them; "" if it is none, or doesn't."""
-    chosen = getattr(node.target, "overloadpacket", None) in _CHOSEN
+    chosen = packet_of(node) in _CHOSEN
     if not chosen or (named := _arguments(node))["reduction"] != _MEAN:
         return ""
     if named.get("weight") is not None:

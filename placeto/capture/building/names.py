@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from placeto.capture.building.state_flow import depending_on_calls
-from placeto.capture.costing.node_costs import CONSTANT_LIKE, nodes_read
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, nodes_read, packet_of
 from placeto.capture.inputs.arguments import Inputs, plain
 from placeto.capture.inputs.objects import opened
 from placeto.capture.tracing.node_labels import Label
@@ -74,7 +74,7 @@ def with_names(
         for source in nodes_read(node):
             for root, values in behind.get(source, {}).items():
                 read[root] = read.get(root, False) or values
-        if getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE:
+        if packet_of(node) in CONSTANT_LIKE:
             read = dict.fromkeys(read, False)
         op = op_of.get(node.name)
         if op is None:

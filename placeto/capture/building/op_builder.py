@@ -12,7 +12,7 @@ from networkx.utils import UnionFind
 from torch import Tensor
 from torch.fx import Node
 
-from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel, tensor_bytes
+from placeto.capture.costing.node_costs import bytes_accessed, dtype, flops, in_tf32, kernel, packet_of, tensor_bytes
 from placeto.capture.costing.signatures import signature
 from placeto.capture.tracing.draws import RAN
 from placeto.capture.tracing.node_labels import Label
@@ -159,7 +159,7 @@ def is_in_place(node: Node) -> bool:
 
     A change of a part of a tensor is traced as an op on the part, and another one that puts the part into the whole.
     """
-    packet, ran = getattr(node.target, "overloadpacket", None), node.meta.get(RAN)
+    packet, ran = packet_of(node), node.meta.get(RAN)
     name = getattr(packet, "__name__", "")
     if name.endswith("_scatter") and ran is not node.target:
         return True

@@ -17,7 +17,7 @@ from placeto.capture.building.combining import calls_of, carried_by, joins_of, s
 from placeto.capture.building.idle import homes
 from placeto.capture.building.op_builder import BufferValue, FilledValue, MadeBy, OpBuilder, ParameterValue, is_in_place
 from placeto.capture.building.waiting import hold_back
-from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, tensor_bytes
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, dtype, nodes_read, packet_of, tensor_bytes
 from placeto.capture.costing.signatures import signature
 from placeto.capture.costing.written_attention import written_attention
 from placeto.capture.tracing.dependencies import reached
@@ -164,7 +164,7 @@ def _visit(builder: OpBuilder, node: Node) -> Any:
     if node.target is operator.getitem:
         value, index = builder.values.get(sources[0]), node.args[1]
         return _show(builder, node, value[index] if isinstance(value, tuple) and isinstance(index, int) else value)
-    packet = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     value = node.meta["val"]
     outputs = value if isinstance(value, list | tuple) else [value]
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -241,7 +241,7 @@ def _casts_parameter(builder: OpBuilder, node: Node) -> bool:
 
     But autocast keeps no copy until the backward pass: what a checkpoint computes again has a copy of its own.
     """
-    if getattr(node.target, "overloadpacket", None) is not aten._to_copy or node.meta["label"].recomputed:
+    if packet_of(node) is not aten._to_copy or node.meta["label"].recomputed:
         return False
     value = builder.values.get(node.all_input_nodes[0])
     return isinstance(value, ParameterValue) or (isinstance(value, MadeBy) and builder.is_resident(value))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costing.node_costs import CONSTANT_LIKE
+from placeto.capture.costing.node_costs import CONSTANT_LIKE, packet_of
 from placeto.capture.tracing.dependencies import reached
 from placeto.capture.tracing.statistics import FUNCTIONAL, STATISTICS, statistics, updates_of
 from placeto.errors import CaptureError
@@ -64,14 +64,14 @@ def _changed(traced: GraphModule) -> dict[Node, bool]:
     outputs = set[Node](traced.graph.find_nodes(op="output"))
     changed = {update.input for update in updates_of(traced)}
     changed |= {node for norm in traced.graph.nodes for node in statistics(norm)}
-    return {node: not outputs.isdisjoint(reached([node], _dependent)) for node in changed}
+    return {node: any(each in outputs for each in reached([node], _dependent)) for node in changed}
 
 
 def _dependent(node: Node) -> list[Node]:
     """The nodes that depend on the values of a node: the output of a batch norm doesn't depend on its statistics."""
     dependents: list[Node] = []
     for user in node.users:
-        packet = getattr(user.target, "overloadpacket", None)
+        packet = packet_of(user)
         if packet in CONSTANT_LIKE or (packet in _OVERWRITES and node not in user.args[1:]):
             continue
         if node not in statistics(user):

@@ -32,13 +32,18 @@ CONSTANT_LIKE = {
 _DROPOUT = (aten.bernoulli, aten.div, aten.mul)  # the ops of a dropout on a CPU
 
 
+def packet_of(node: Node) -> Any:
+    """The op that a node calls, whichever overload of it; the target of another node as it is."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
 def nodes_read(node: Node) -> list[Node]:
     """The nodes whose values a node reads.
 
     The backward op of a convolution reads the input only for the gradient of the weight, and the weight only for that
     of the input. Otherwise their shapes are enough.
     """
-    if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
+    if packet_of(node) is not aten.convolution_backward:
         return node.all_input_nodes
     gradient, x, weight = cast(tuple[Node, Node, Node], node.args[:3])
     of_input, of_weight, _ = cast(Sequence[bool], node.args[10])
@@ -60,14 +65,14 @@ def bytes_accessed(node: Node) -> int:
     """Bytes that a node reads and writes."""
     read = [sum(map(tensor_bytes, tensors_of(source))) for source in nodes_read(node)]
     written = sum(map(tensor_bytes, tensors_of(node)))
-    if getattr(node.target, "overloadpacket", None) in _GATHERS:
+    if packet_of(node) in _GATHERS:
         read[0] = min(read[0], written)
     return sum(read) + written
 
 
 def flops(node: Node) -> int:
     """FLOPs that a node computes; 0 if `placeto.capture.costing.flops` has no formula for its op."""
-    packet = getattr(node.target, "overloadpacket", node.target)
+    packet = packet_of(node)
     formula = formula_of(str(packet), packet)
     if formula is None:
         return 0
@@ -79,7 +84,7 @@ def flops(node: Node) -> int:
 
 def in_tf32(node: Node) -> bool:
     """Whether a product computes in TF32 if the precision of the step is "tf32"."""
-    return dtype(node) == "float32" and str(getattr(node.target, "overloadpacket", "")) not in WITHOUT_TF32
+    return dtype(node) == "float32" and str(packet_of(node)) not in WITHOUT_TF32
 
 
 def dtype(node: Node) -> str:
@@ -98,7 +103,7 @@ def dtype(node: Node) -> str:
 
 def kernel(node: Node) -> str:
     """Which kernel computes a node, where its type doesn't say: one of `placeto.problem.graph.label_values.KERNELS`."""
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = packet_of(node)
     if packet in _DROPOUT:
         return "dropout" if any(map(is_mask, (node, *node.all_input_nodes))) else ""
     if packet not in (aten.convolution, aten.convolution_backward):
@@ -117,12 +122,12 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 def is_mask(node: Node) -> bool:
     """Whether a node makes the mask of a dropout on a CPU: it draws random bits, or divides such bits by a number."""
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = packet_of(node)
     if packet is aten.div:
         scaled, by = node.args[:2]
         return isinstance(scaled, Node) and is_mask(scaled) and not isinstance(by, Node)
     drawn_into = node.args[0] if packet is aten.bernoulli else None
-    return isinstance(drawn_into, Node) and getattr(drawn_into.target, "overloadpacket", None) is aten.empty_like
+    return isinstance(drawn_into, Node) and packet_of(drawn_into) is aten.empty_like
 
 
 def _split_convolution_backward(*args: Any) -> Any:

@@ -7,12 +7,11 @@ On a CPU, `scaled_dot_product_attention` with dropout is more than ten ops in ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costing.node_costs import dtype, is_mask
+from placeto.capture.costing.node_costs import dtype, is_mask, packet_of
 
 aten = torch.ops.aten
 _DTYPES = ("float32", "float16", "bfloat16")  # those that the kernels of GPUs take
@@ -25,15 +24,15 @@ def written_attention(traced: GraphModule) -> dict[Node, str]:
     """The nodes of attention with dropout that was written out, without views -> the dtype of its queries."""
     found: dict[Node, str] = {}
     for softmax in traced.graph.find_nodes(op="call_function", target=aten._safe_softmax.default):
-        dropped = [node for node in _readers(softmax) if _packet(node) is aten.mul and _masks(node)]
+        dropped = [node for node in _readers(softmax) if packet_of(node) is aten.mul and _masks(node)]
         masks = {mask for node in dropped for mask in _masks(node)}
-        backward = [node for node in _readers(softmax) if _packet(node) is aten._softmax_backward_data]
+        backward = [node for node in _readers(softmax) if packet_of(node) is aten._softmax_backward_data]
         nodes = {*dropped, *masks, *(drawn for mask in masks for drawn in _masks(mask))}
         for matrix in (softmax, *backward):
             nodes |= set(_up_to_product(matrix))
         for matrix in (*dropped, *backward):  # torch makes the weights in the dtype of the queries, which none may read
-            nodes |= {node for node in _readers(matrix) if _packet(node) in _PRODUCTS or not node.users}
-        for product in [node for node in nodes if _packet(node) in _PRODUCTS]:
+            nodes |= {node for node in _readers(matrix) if packet_of(node) in _PRODUCTS or not node.users}
+        for product in [node for node in nodes if packet_of(node) in _PRODUCTS]:
             nodes |= set(_copies(product))
         *_, scores = _up_to_product(softmax)
         *_, query = _prepared(scores.all_input_nodes[0])
@@ -45,7 +44,7 @@ def written_attention(traced: GraphModule) -> dict[Node, str]:
 def _up_to_product(matrix: Node) -> Iterator[Node]:
     """A node that makes a matrix of a product's size, and the nodes above it up to the product."""
     yield matrix
-    while matrix.all_input_nodes and _packet(matrix) not in _PRODUCTS:
+    while matrix.all_input_nodes and packet_of(matrix) not in _PRODUCTS:
         matrix = _shown(matrix.all_input_nodes[0])
         yield matrix
 
@@ -74,16 +73,16 @@ def _prepared(factor: Node) -> Iterator[Node]:
 
 
 def _is_laid_out(node: Node) -> bool:
-    return _packet(node) is aten.clone
+    return packet_of(node) is aten.clone
 
 
 def _is_scaled(node: Node) -> bool:
-    return _packet(node) is aten.mul and len(node.all_input_nodes) == 1
+    return packet_of(node) is aten.mul and len(node.all_input_nodes) == 1
 
 
 def _is_cast(node: Node) -> bool:
     """Whether a node casts from 16 to 32 bits, or back."""
-    return _packet(node) is aten._to_copy and {dtype(node), dtype(node.all_input_nodes[0])} & {*_DTYPES[1:]} != set()
+    return packet_of(node) is aten._to_copy and {dtype(node), dtype(node.all_input_nodes[0])} & {*_DTYPES[1:]} != set()
 
 
 def _masks(node: Node) -> list[Node]:
@@ -93,7 +92,7 @@ def _masks(node: Node) -> list[Node]:
 
 def _shown(node: Node) -> Node:
     """What a view shows, or the node itself if it is no view."""
-    while _packet(node) in _VIEWS:
+    while packet_of(node) in _VIEWS:
         node = node.all_input_nodes[0]
     return node
 
@@ -101,11 +100,7 @@ def _shown(node: Node) -> Node:
 def _readers(node: Node) -> Iterator[Node]:
     """The nodes that read a node, also through views."""
     for user in node.users:
-        if _packet(user) in _VIEWS:
+        if packet_of(user) in _VIEWS:
             yield from _readers(user)
         else:
             yield user
-
-
-def _packet(node: Node) -> Any:
-    return getattr(node.target, "overloadpacket", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from placeto.capture.inputs.objects import has_attributes
+from placeto.capture.inputs.objects import has_attributes, variables_of
 
 _DEEPEST = 4  # the greatest depth to which functions and containers within each other are searched
 
@@ -64,10 +63,7 @@ def _held(thing: Any, depth: int) -> Iterator[nn.Module | Tensor]:
     elif isinstance(thing, types.MethodType):
         inside = [thing.__self__, thing.__func__]
     elif isinstance(thing, types.FunctionType):
-        closure = (cell for cell in thing.__closure__ or ())
-        inside = [cell.cell_contents for cell in closure if cell != types.CellType()]
-        inside += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        inside += [thing.__globals__[name] for name in _globals(thing.__code__) if name in thing.__globals__]
+        inside = [*variables_of(thing).values(), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
         inside = [part for part in inside if not isinstance(part, types.FunctionType) or part is not thing]
     elif isinstance(thing, list | tuple):
         inside = list(thing)
@@ -77,13 +73,3 @@ def _held(thing: Any, depth: int) -> Iterator[nn.Module | Tensor]:
         inside = list(getattr(thing, "__dict__", {}).values())
     for part in inside:
         yield from _held(part, depth + 1)
-
-
-def _globals(code: types.CodeType) -> Iterator[str]:
-    """Names of the global variables that a function reads, also in functions within it."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals(constant)

@@ -6,11 +6,12 @@ as those of a list are. `closed` turns each `Opened` into an object again: a cop
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import logging
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +48,7 @@ Objects = dict[int, Any]
 
 
 class _Item(NamedTuple):
-    """Key of an item in a subclass of list or dict; the key of an attribute is the attribute's name."""
+    """Key of an item in a list, a dict or a subclass of one; the key of an attribute is the attribute's name."""
 
     key: Any
 
@@ -212,12 +213,24 @@ def has_attributes(thing: Any) -> bool:
     return hasattr(thing, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
 
 
+def variables_of(function: types.FunctionType) -> dict[str, Any]:
+    """The variables around a function that it reads, by name: its closure, and globals, also of functions within it."""
+    names, cells = function.__globals__, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closure = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    return closure | {name: names[name] for name in _globals(function.__code__) if name in names}
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant)
+
+
 def _inside(thing: Any) -> dict[Any, Any]:
     """What an object holds, by name or key: its ``__dict__``, slots and, of a list, dict or subclass of one, items."""
-    if type(thing) is list:
-        return dict(enumerate(thing))
-    if type(thing) is dict:
-        return dict(thing)
     if isinstance(thing, tuple):
         return dict(zip(thing._fields, thing, strict=True))  # type: ignore[attr-defined]
     contents: dict[Any, Any] = dict(getattr(thing, "__dict__", {}))
@@ -239,25 +252,18 @@ def _blank(kind: type) -> Any:
 
 def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
     """Set what an object holds, and remove all else that it held."""
-    if type(thing) is list:
-        thing[:] = values
-    elif type(thing) is dict:
-        contents = dict(zip(keys, values, strict=True))
-        thing.clear()
-        thing.update(contents)
-    else:
-        contents = dict(zip(keys, values, strict=True))
-        items = {key.key: contents.pop(key) for key in keys if isinstance(key, _Item)}
-        if isinstance(thing, dict):
-            dict.clear(thing)
-            dict.update(thing, items)
-        elif isinstance(thing, list):
-            list.__setitem__(thing, slice(None), list(items.values()))
-        for key in set(_inside(thing)) - set(contents):
-            if not isinstance(key, _Item):
-                object.__delattr__(thing, key)
-        for key, value in contents.items():
-            object.__setattr__(thing, key, value)
+    contents = dict(zip(keys, values, strict=True))
+    items = {key.key: contents.pop(key) for key in keys if isinstance(key, _Item)}
+    if isinstance(thing, dict):
+        dict.clear(thing)
+        dict.update(thing, items)
+    elif isinstance(thing, list):
+        list.__setitem__(thing, slice(None), list(items.values()))
+    for key in set(_inside(thing)) - set(contents):
+        if not isinstance(key, _Item):
+            object.__delattr__(thing, key)
+    for key, value in contents.items():
+        object.__setattr__(thing, key, value)
 
 
 def _closed_in(leave: Any, value: Any) -> Any:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator
-from inspect import getclosurevars
 from operator import is_
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from placeto.capture.inputs.objects import has_attributes
+from placeto.capture.inputs.objects import has_attributes, variables_of
 
 _DEEPEST = 3  # containers within containers of a module
 _LARGEST = 10_000  # the most items of a container whose items are kept
@@ -138,12 +137,8 @@ def _held(hook: Any) -> list[tuple[str, Any]]:
     """The containers that a hook reads by name, and the object that it is a method of."""
     reads = [(type(hook.__self__).__name__, hook.__self__)] if isinstance(hook, MethodType) else []
     function = getattr(hook, "__func__", hook)
-    filled = all(cell != CellType() for cell in getattr(function, "__closure__", None) or ())
-    if isinstance(function, FunctionType) and filled:
-        names = getclosurevars(function)
-        variables = {**names.globals, **names.nonlocals}
-        reads += [(name, value) for name, value in variables.items() if isinstance(value, dict | list | set | deque)]
-    return reads
+    variables = variables_of(function) if isinstance(function, FunctionType) else {}
+    return reads + [(name, value) for name, value in variables.items() if isinstance(value, dict | list | set | deque)]
 
 
 def _unchanged(container: Any, copy: Any) -> bool:

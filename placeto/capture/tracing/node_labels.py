@@ -55,7 +55,7 @@ class Labels:
         self._place = _Place()
         self._left: list[_Place] = []  # the places to return to, the outermost first
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
-        self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
+        self.source: Node | None = None  # the recorded node that is run again, with its label; None in a first trace
         self.draws = Draws()
         self.sharing = Sharing(Lifetimes())
         self.handing_over = False  # whether modules get copies of lists and mappings, as from tools that move arguments
@@ -82,10 +82,6 @@ class Labels:
     def argument_makers(self) -> Makers:
         """The makers of the tensors in the arguments of the module that is being called."""
         return self._place.makers
-
-    def replay(self, source: Node) -> None:
-        """Give the ops that run from now on the label of this node."""
-        self.source = source
 
     def note_own_gradients(self, name: str) -> None:
         """Note that what has this name is used, and makes gradients of its own; the loss may."""

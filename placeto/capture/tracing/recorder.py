@@ -297,7 +297,7 @@ class _Replay(Interpreter):
         self.labels = labels
 
     def run_node(self, node: Node) -> Any:
-        self.labels.replay(node)
+        self.labels.source = node
         if _changes_statistics(node):
             return aten._native_batch_norm_legit.default(*self.fetch_args_kwargs_from_env(node)[0])
         return super().run_node(node)

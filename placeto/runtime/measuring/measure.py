@@ -22,7 +22,7 @@ import torch
 from placeto.errors import RunError
 from placeto.runtime.interpreter import executable
 from placeto.runtime.local_devices import LocalDevice
-from placeto.runtime.measuring.stopwatch import CudaStopwatch, clock, stopwatch
+from placeto.runtime.measuring.stopwatch import CudaStopwatch, stopwatch, took_us
 from placeto.runtime.program import Program
 from placeto.runtime.real_steps import RealStep
 
@@ -69,11 +69,6 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
     whole: list[list[float]] = [[] for _ in steps]
     eager: list[list[float]] = [[] for _ in steps]
 
-    def timed(function: object, *values: object) -> float:
-        start = clock(device)
-        function(*values)  # type: ignore[operator]
-        return (clock(device) - start) * 1e6
-
     with torch.no_grad():
         end, passes = time.perf_counter() + seconds, 0
         while passes <= LEAST or (passes <= MOST and time.perf_counter() < end):
@@ -83,9 +78,9 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
                     if isinstance(watch, CudaStopwatch) and by_host[i].any():
                         waited = np.diff(programs[i].compile(watch.settled)(*inputs[i])[1]) / 1e3
                         calls[i][-1][by_host[i]] = waited[by_host[i]]
-                    whole[i].append(timed(plain[i], *inputs[i]))
+                    whole[i].append(took_us(device, plain[i], *inputs[i]))
                     if device.is_cpu and step.eager is not None:
-                        eager[i].append(timed(step.eager))
+                        eager[i].append(took_us(device, step.eager))
                 except Exception as problem:  # whatever a kernel raises
                     reason = str(problem).strip().split("\n")[0]
                     raise RunError(f"{step.name} on {device.name}: {type(problem).__name__}: {reason}") from problem

@@ -96,6 +96,13 @@ def clock(device: LocalDevice) -> float:
     return time.thread_time() if device.is_cpu else time.perf_counter()
 
 
+def took_us(device: LocalDevice, function: Callable[..., object], *values: object) -> float:
+    """Call a function, and return the microseconds until the device is done."""
+    start = clock(device)
+    function(*values)
+    return (clock(device) - start) * 1e6
+
+
 def in_turns(
     functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST, warm_up: int = 1
 ) -> list[np.ndarray]:

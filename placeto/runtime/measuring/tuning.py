@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -99,15 +98,18 @@ def tune(
     costs, best = profiled.costs, None
     rounds: list[Round] = []
     copies: dict[tuple[int, torch.device], Tensor] = {}
+
+    def ready(result: PlacementResult) -> Callable[[], None]:
+        return PlacedStep(step.capture, result.schedule(), devices).ready(step.leaves, copies)
+
     end = began + (1.0 - _ON_CHECK) * seconds
     while True:
         problem = PlacementProblem(step.capture.graph, profiled.cluster, costs)
         single = _on_one(problem)
         proposed = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
         new = [single, *proposed[:count]]
-        runs = [placed_step(step, result, devices).ready(step.leaves, copies) for result in new]
         left = max(end - time.perf_counter(), 0.0)
-        times = in_turns(runs, min(left, seconds / 4))
+        times = in_turns(list(map(ready, new)), min(left, seconds / 4))
         candidates = [
             Candidate(result, float(np.median(runs_us)), float(np.diff(np.percentile(runs_us, [10, 90]))[0]))
             for result, runs_us in zip(new, times, strict=True)
@@ -126,26 +128,16 @@ def tune(
     problem = PlacementProblem(step.capture.graph, profiled.cluster, costs)
     single, final = _on_one(problem), _again(problem, best.result)
     alike = np.array_equal(final.placement, single.placement)
-    check = in_turns(
-        [
-            placed_step(step, result, devices).ready(step.leaves, copies)
-            for result in ([single] if alike else [final, single])
-        ],
-        max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
-    )
+    left = max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2)
+    check = in_turns(list(map(ready, [single] if alike else [final, single])), left)
     final_us, single_us = (float(np.median(runs_us)) for runs_us in (check[0], check[-1]))
     return Tuned(final if final_us < single_us else single, min(final_us, single_us), single_us, tuple(rounds))
-
-
-def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
-    """Return a step that runs as a placer's result says; `more` goes to `PlacedStep`."""
-    return PlacedStep(step.capture, result.schedule(), devices, **more)
 
 
 def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
     """Return costs in which each op takes the time that it took in a placement, while several devices computed."""
     watches = [device.run(stopwatch, device) for device in devices]
-    run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
+    run = PlacedStep(step.capture, result.schedule(), devices, [watch.stamp for watch in watches])
     passes, leaves = [], run.settled(step.leaves, {})
     for _ in range(LEAST + 1):
         run.run(leaves)

@@ -5,44 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
 from placeto.runtime.local_devices import LocalDevice
-from placeto.runtime.measuring.stopwatch import clock, in_turns
+from placeto.runtime.measuring.stopwatch import in_turns, took_us
 
 SIZES = tuple(4**power for power in range(2, 13))  # bytes: 16 to 16 Mi
 REPEATS = 20  # the first doesn't count
 
 
-class TransferCost(NamedTuple):
-    """A transfer takes ``latency_us + bytes / bandwidth`` microseconds."""
+def fitted(times: Mapping[int, float]) -> tuple[float, float]:
+    """Return latency in us and bandwidth in bytes/us, with the least sum of squared relative errors.
 
-    latency_us: float
-    bandwidth: float  # bytes/us
+    A transfer takes ``latency + bytes / bandwidth``.
 
-
-def measure_transfers(source: LocalDevice, destination: LocalDevice) -> TransferCost:
-    """Fit the times of copies of many sizes from one device to another.
-
-    Between cores the tensor goes through a queue to the other thread, which copies it. The time to wake that thread
-    counts. To and from a GPU, one thread copies and waits.
+    Args:
+        times: bytes -> measured microseconds.
     """
-    both_cpu = source.is_cpu and destination.is_cpu
-    times = {size: (_between_threads if both_cpu else _copied)(source, destination, size) for size in SIZES}
-    return fitted(times)
-
-
-def fitted(times: Mapping[int, float]) -> TransferCost:
-    """Return the line through microseconds by bytes with the least sum of squared relative errors."""
     us = np.array(list(times.values()))
     terms = np.array([[1.0, size] for size in times])
     latency, per_byte = nnls(terms / us[:, None], np.ones(len(us)))[0]
     fastest = max(size / time_us for size, time_us in times.items())
-    return TransferCost(float(latency), 1.0 / per_byte if per_byte > 0 else float(fastest))
+    return float(latency), 1.0 / per_byte if per_byte > 0 else float(fastest)
 
 
 def medians_us(*functions: Callable[[], object]) -> list[float]:
@@ -104,22 +91,24 @@ def _peaks(device: LocalDevice) -> tuple[float, float]:
     matrix = torch.ones(side, side, device=device.torch_device)
     vector = torch.ones(elements, device=device.torch_device)
     out = torch.empty_like(vector)
-    product = min(_seconds(device, lambda: matrix @ matrix) for _ in range(5))
-    copy = min(_seconds(device, lambda: out.copy_(vector)) for _ in range(5))
-    return 2 * side**3 / product, 2 * vector.nbytes / copy
-
-
-def _seconds(device: LocalDevice, function: object) -> float:
-    start = clock(device)
-    function()  # type: ignore[operator]
-    return clock(device) - start
+    product_us = min(took_us(device, torch.matmul, matrix, matrix) for _ in range(5))
+    copy_us = min(took_us(device, out.copy_, vector) for _ in range(5))
+    return 2e6 * side**3 / product_us, 2e6 * vector.nbytes / copy_us
 
 
 def matrices(devices: Sequence[LocalDevice]) -> tuple[np.ndarray, np.ndarray]:
-    """Measure all transfers; return (D, D) bandwidth in bytes/us and (D, D) latency in us, from row to column."""
+    """Measure copies of many sizes between all devices.
+
+    Between cores the tensor goes through a queue to the other thread, which copies it. The time to wake that thread
+    counts. To and from a GPU, one thread copies and waits.
+
+    Returns:
+        (D, D) bandwidth in bytes/us and (D, D) latency in us, from row to column.
+    """
     bandwidth, latency_us = np.ones((len(devices), len(devices))), np.zeros((len(devices), len(devices)))
     for i, source in enumerate(devices):
         for j, destination in enumerate(devices):
             if i != j:
-                latency_us[i, j], bandwidth[i, j] = measure_transfers(source, destination)
+                way = _between_threads if source.is_cpu and destination.is_cpu else _copied
+                latency_us[i, j], bandwidth[i, j] = fitted({size: way(source, destination, size) for size in SIZES})
     return bandwidth, latency_us
