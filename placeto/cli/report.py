@@ -20,7 +20,7 @@ from placeto.cli.shared.options import (
     Names,
     PagePath,
 )
-from placeto.placers import Placer, load_placer
+from placeto.placers import Placer, keeping_modules, load_placer
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 AGAINST = ("single", "expert", "metis", "heft", "etf")
-COUNTED = 200
-"""Budget, in simulations, of the search on each number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,17 +167,13 @@ def write_report(
 
     If `whole` isn't None, the placement was made in whole modules, and the other placers keep them whole as well.
     """
-    from placeto.evaluation.device_counts import advice, device_counts
     from placeto.formats.report import report_page
-    from placeto.placing import with_undivided
     from placeto.problem.files import write_text
     from placeto.problem.units import format_bytes
 
-    problem = with_undivided(problem, whole)
     others = rivals(AGAINST) if against is None else against
+    if whole is not None:
+        others = {other: keeping_modules(place, tuple(whole)) for other, place in others.items()}
     placed = {other: place(problem, seed=0) for other, place in others.items() if other != placer}
-    counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
-    page = report_page(schedule, name, placer or "", placed, whole is not None, counts, advice(counts))
-    write_text(page, path)
-    say(f"devices      {advice(counts)}")
+    write_text(report_page(schedule, name, placer or "", placed, whole is not None), path)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")
