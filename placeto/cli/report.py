@@ -118,15 +118,11 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
     file_us = file.makespan_us if plan is None else plan.step_us
     if file_us is None or format_us(file_us) in map(format_us, (simulated_us, *shown_us)):
         return
-    explanation = (
-        f"torchrun runs it in whole chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated"
+    how = "op by op" if plan is None else f"for {plan.kind} as {plan.run_by} runs it"
+    note(
+        f"{path} says {format_us(file_us)}, {how}, by the costs {file.costs or costs}; torchrun runs it in whole "
+        f"chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated, by the costs {costs}"
     )
-    if file.costs not in (None, costs):
-        note(f"{path} says {format_us(file_us)}, by the costs {file.costs}; by the costs {costs} {explanation}")
-    elif plan is None:
-        note(f"{path} says {format_us(file_us)}, op by op; {explanation}")
-    elif plan.run_by != "torch-pipeline":
-        note(f"{path} says {format_us(file_us)}, for {plan.kind} as {plan.run_by} runs it; {explanation}")
 
 
 def note_of_memory(step: Schedule, plan: Plan, graph: ComputationGraph) -> None:
