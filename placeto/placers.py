@@ -196,13 +196,6 @@ def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> Place
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 
-def warm_up(placer: Placer, problem: PlacementProblem, simulations: int | None, seconds: float | None) -> None:
-    """Compile and load a placer's kernels, so that this takes none of its seconds; see `placeto.simulator.warming`."""
-    from placeto.simulator.warming import warm_up as make_ready
-
-    make_ready(placer, problem, simulations, seconds)
-
-
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:
     """Return name and function of the placer that the command line gives; `DEFAULT_PLACER` if it gives none.
 

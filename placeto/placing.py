@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from placeto.errors import PlacerError
-from placeto.placers import DEFAULT_PLACER, Placer, load_placer, throughput_placer, warm_up
+from placeto.placers import DEFAULT_PLACER, Placer, keeping_modules, load_placer, throughput_placer
 from placeto.problem.checks import Positive, Size, check_fields
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.costs import CostModel, load_costs
@@ -20,6 +21,7 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.messages import listed, quote
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.warming import warm_up
 
 if TYPE_CHECKING:
     from torch import nn
@@ -265,11 +267,12 @@ def place_problem(
         PlacerError: the budget or the seed is invalid.
         PlanError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
-    budget, given = Budget(simulations, seconds, seed), with_undivided(problem, undivided)
+    budget = Budget(simulations, seconds, seed)
     warm_up(place_by, problem, budget.simulations, budget.seconds)
+    placer = place_by if undivided is None else keeping_modules(place_by, undivided)
     with nullcontext() if shown is None else shown:
-        result = place_by(given, simulations=budget.simulations, seconds=budget.seconds, seed=budget.seed)
-    return replace(result, problem=problem.under(result.problem.dispatch), whole_modules=undivided)
+        result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=budget.seed)
+    return replace(result, whole_modules=undivided)
 
 
 def undivided_modules(
@@ -304,39 +307,15 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -> PlacementProblem:
-    """Return a problem in which each block, and each `undivided` module, must be on one device.
-
-    If `undivided` is None, all modules may be divided: the problem itself is returned.
-
-    Raises:
-        PlanError: the graph has no modules, or lacks one that is named.
-    """
-    if undivided is None:
-        return problem
-    from placeto.problem.step.whole_modules import whole_modules
-
-    return replace(problem, graph=whole_modules(problem.graph, tuple(undivided)))
-
-
-_OF_MODULES: dict[str, Any] = {
-    "inputs": (),
-    "targets": (),
-    "loss": None,
-    "training": None,
-    "precision": "fp32",
-    "micro_batches": 1,
-    "optimizer": DEFAULT_OPTIMIZER,
-    "master_weights": False,
-}
-"""Arguments of `place` that say how a module is captured, with their defaults."""
+_OF_MODULES = "inputs", "targets", "loss", "training", "precision", "micro_batches", "optimizer", "master_weights"
+"""Arguments of `place` that say how a module is captured."""
 
 
 def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
     """Refuse arguments of `_OF_MODULES` that aren't their defaults."""
-    for name, value in given.items():
-        default = _OF_MODULES[name]
-        if len(value) if default == () and isinstance(value, Sized) else value != default:
+    for name in _OF_MODULES:
+        value, default = given[name], signature(place).parameters[name].default
+        if value != default and not (isinstance(value, Sized) and len(value) == 0):
             raise TypeError(f"{name} is for modules: a graph is captured already, give {name} to the capture")
 
 

@@ -16,7 +16,7 @@ WORKS = (
     "simulate tiny.json --cluster 2xv100 --placement p.json --trace t.json",
     "evaluate tiny.json --cluster 2xv100 --placers heft,anneal --simulations 20 --processes 1 -o e.json",
     "compare tiny.json --clusters 2xv100,4xv100 --simulations 20",
-    "export tiny.json --cluster 2xv100 --placement p.json --format html -o p.html",
+    "report tiny.json --cluster 2xv100 --placement p.json --against heft,metis -o p.html",
 )
 NEEDS_TORCH = ("capture model.py:factory -o g.json", "train --graphs tiny.json --out run")
 GRAPH = """{"format": "placeto.graph/1", "name": "tiny", "ops": [

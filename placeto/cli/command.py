@@ -41,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 by Ctrl-C, 143 by SIGTERM."""
     _open_streams()
     with user_errors(), compiling_noted(), warnings_noted():
-        _in_a_folder()
         _run(list(sys.argv[1:] if arguments is None else arguments))
     sys.exit(0)
 
@@ -51,13 +50,6 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 # until the process ends
-
-
-def _in_a_folder() -> None:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UsageError("the current folder is not there any more: change to another") from None
 
 
 @contextlib.contextmanager

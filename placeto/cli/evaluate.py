@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +16,15 @@ from placeto.cli.shared.graphs import find_graph, is_factory
 from placeto.errors import UsageError
 from placeto.placers import load_split
 from placeto.plumbing.progress import ProgressBar
-from placeto.problem.costs import CostModel, load_costs
+from placeto.problem.costs import load_costs
 from placeto.problem.files import locked, write_text
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem
 
 if TYPE_CHECKING:
     from placeto.evaluation.comparison import PlacerSpec
     from placeto.evaluation.summary import Row
-    from placeto.problem.cluster import Cluster
 
 
-_MOST = 100_000  # placements of all tables, at most: to list so many takes 5 s
 _TITLE = 130  # characters of a line above the curves
 
 
@@ -79,25 +76,20 @@ def run(arguments: Arguments) -> None:
 
     clusters, budget = find_clusters("--cluster", arguments.cluster, arguments.dispatch), arguments.budget
     costs = load_costs(arguments.costs)
-    graphs = _timed(_graphs(arguments), clusters, costs)
+    graphs = _graphs(arguments)
     _check_placers(arguments.placers, budget.checkpoint)
     specs = [parse_spec(name, budget.checkpoint, budget.simulations, budget.seconds) for name in arguments.placers]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
-    total = sum(map(len, graphs)) * len(specs) * arguments.seeds
-    if total > _MOST:
-        raise UsageError(
-            f"--seeds {arguments.seeds}: these are {total} placements of {_count(len(graphs[0]), 'graph')} by "
-            f"{_count(len(specs), 'placer')}, at most {_MOST} are made; give fewer seeds"
-        )
-    for sentence in seen_before(specs, {name: graph for named in graphs for name, graph in named.items()}):
+    total = len(clusters) * len(graphs) * len(specs) * arguments.seeds
+    for sentence in seen_before(specs, graphs):
         note(sentence)
     rows: list[Row] = []
     own_file = locked(arguments.out) if arguments.out is not None else nullcontext()  # for all clusters together
     with own_file, ProgressBar("evaluating", total=total) as bar:
-        for named, cluster in zip(graphs, clusters, strict=True):
+        for cluster in clusters:
             rows += evaluate(
-                named,
+                graphs,
                 cluster,
                 specs,
                 range(arguments.seeds),
@@ -108,12 +100,12 @@ def run(arguments: Arguments) -> None:
                 report=bar.after(len(rows)),
                 whole_modules=arguments.whole_modules,
             )
-    budgets_and_seeds = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
+    budgets_and_seeds, counted = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}", _count(len(graphs), "graph")
     tables = [
-        f"{_count(len(named), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {budgets_and_seeds}\n\n"
+        f"{counted} on {cluster.name}, dispatch {cluster.dispatch}, {budgets_and_seeds}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
         f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
-        for named, cluster in zip(graphs, clusters, strict=True)
+        for cluster in clusters
     ]
     say("\n".join(tables))
     if arguments.out is not None:
@@ -130,7 +122,7 @@ def run(arguments: Arguments) -> None:
             return
 
         on = ", ".join(cluster.name for cluster in clusters)
-        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {budgets_and_seeds}"
+        title = f"{counted} on {on}, {budgets_and_seeds}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
         save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
 
@@ -174,24 +166,6 @@ def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
         name, graph, _ = find_graph(argument, arguments.options if own else opt.CaptureOptions())
         split[name] = graph
     return split
-
-
-def _timed(
-    graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster], costs: CostModel
-) -> list[dict[str, ComputationGraph]]:
-    """Return for each cluster the graphs with an op that takes time; print a note on each of the other graphs."""
-    timed = []
-    for cluster in clusters:
-        idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster, costs).op_time.any()]
-        if len(idle) == len(graphs):
-            raise UsageError(
-                f"nothing to evaluate: the ops of {', '.join(idle)} take no time on {cluster.name}; give them times, "
-                "FLOPs or bytes"
-            )
-        for name in idle:
-            note(f"{name} is left out, its ops take no time on {cluster.name}")
-        timed.append({name: graph for name, graph in graphs.items() if name not in idle})
-    return timed
 
 
 def _budgets(specs: Sequence[PlacerSpec]) -> str:

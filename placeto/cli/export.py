@@ -1,4 +1,4 @@
-"""``placeto export``: write a placement for other tools: device maps, stages, pictures."""
+"""``placeto export``: write a placement for other tools: device maps, stages, graphs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file, write_report
+from placeto.cli.report import PlacedArguments, note_of_memory, note_other_time, simulate_file
 from placeto.cli.shared.common import find_cluster, note, note_memory, say
 from placeto.cli.shared.graphs import as_planned, check_replicas, is_factory
-from placeto.cli.shared.options import Modules, Names, PagePath, WritablePath, refuse
+from placeto.cli.shared.options import Modules, Names, WritablePath, refuse
 from placeto.errors import UsageError
 from placeto.problem.checks import checked
 from placeto.problem.files import write_text
@@ -40,8 +40,6 @@ class Arguments(PlacedArguments):
     - exo: JSON, the layers of each node.
     - dot: modules coloured by device, for graphviz.
     - graphml: ops and tensors, for networkx or Gephi.
-    - trace: the schedule, for https://ui.perfetto.dev.
-    - html: the page that `placeto report` writes.
     """
 
     format: Literal[
@@ -56,8 +54,6 @@ class Arguments(PlacedArguments):
         "exo",
         "dot",
         "graphml",
-        "trace",
-        "html",
     ]
     """what to write"""
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
@@ -74,9 +70,8 @@ def run(arguments: Arguments) -> None:
     if arguments.format == "torch-replicas":
         _torch_replicas(arguments)
         return
-    name, file, schedule = simulate_file(arguments)
-    problem, path = schedule.problem, arguments.out
-    graph = problem.graph
+    _, _, schedule = simulate_file(arguments)
+    graph, path = schedule.problem.graph, arguments.out
     if arguments.format == "device-map":
         _device_map(schedule, arguments)
     elif arguments.format == "torch-pipeline":
@@ -90,18 +85,11 @@ def run(arguments: Arguments) -> None:
 
         write_text(modules_dot(schedule), path)
         say(f"dot          {path}: draw it with dot -Tsvg {path} -o {path.stem}.svg")
-    elif arguments.format == "graphml":
+    else:
         from placeto.formats.exports import save_graphml
 
         save_graphml(schedule, path)
         say(f"graphml      {path}: {graph.num_ops} ops, {graph.num_edges} edges")
-    elif arguments.format == "trace":
-        from placeto.formats.chrome_trace import save_chrome_trace
-
-        save_chrome_trace(schedule, path)
-        say(f"trace        {path}: open it at https://ui.perfetto.dev")
-    else:
-        write_report(schedule, problem, path, name, file.placer, file.whole_modules)
 
 
 def _check(arguments: Arguments) -> None:
@@ -113,7 +101,7 @@ def _check(arguments: Arguments) -> None:
             "torch-pipeline, and export it with --format torch-pipeline"
         )
     if kind not in _FOLDERS or not path.is_dir():
-        checked(path, PagePath if kind == "html" else WritablePath, UsageError, "--out")
+        checked(path, WritablePath, UsageError, "--out")
     if kind in _FOLDERS and path.exists() and not path.is_dir():
         raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
     if kind != "device-map":

@@ -20,7 +20,7 @@ from placeto.cli.shared.options import (
     Names,
     PagePath,
 )
-from placeto.placers import Placer, load_placer
+from placeto.placers import Placer, keeping_modules, load_placer
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 AGAINST = ("single", "expert", "metis", "heft", "etf")
-COUNTED = 200
-"""Budget, in simulations, of the search on each number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +118,11 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
     file_us = file.makespan_us if plan is None else plan.step_us
     if file_us is None or format_us(file_us) in map(format_us, (simulated_us, *shown_us)):
         return
-    explanation = (
-        f"torchrun runs it in whole chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated"
+    how = "op by op" if plan is None else f"for {plan.kind} as {plan.run_by} runs it"
+    note(
+        f"{path} says {format_us(file_us)}, {how}, by the costs {file.costs or costs}; torchrun runs it in whole "
+        f"chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated, by the costs {costs}"
     )
-    if file.costs not in (None, costs):
-        note(f"{path} says {format_us(file_us)}, by the costs {file.costs}; by the costs {costs} {explanation}")
-    elif plan is None:
-        note(f"{path} says {format_us(file_us)}, op by op; {explanation}")
-    elif plan.run_by != "torch-pipeline":
-        note(f"{path} says {format_us(file_us)}, for {plan.kind} as {plan.run_by} runs it; {explanation}")
 
 
 def note_of_memory(step: Schedule, plan: Plan, graph: ComputationGraph) -> None:
@@ -169,17 +163,13 @@ def write_report(
 
     If `whole` isn't None, the placement was made in whole modules, and the other placers keep them whole as well.
     """
-    from placeto.evaluation.device_counts import advice, device_counts
     from placeto.formats.report import report_page
-    from placeto.placing import with_undivided
     from placeto.problem.files import write_text
     from placeto.problem.units import format_bytes
 
-    problem = with_undivided(problem, whole)
     others = rivals(AGAINST) if against is None else against
+    if whole is not None:
+        others = {other: keeping_modules(place, tuple(whole)) for other, place in others.items()}
     placed = {other: place(problem, seed=0) for other, place in others.items() if other != placer}
-    counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
-    page = report_page(schedule, name, placer or "", placed, whole is not None, counts, advice(counts))
-    write_text(page, path)
-    say(f"devices      {advice(counts)}")
+    write_text(report_page(schedule, name, placer or "", placed, whole is not None), path)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar
 from pydantic import Field
 
 from placeto.errors import PlacerError
-from placeto.evaluation.summary import ratio
-from placeto.placers import Placer, choose_placer, is_heuristic, load_placer, source_of, warm_up, zero_shot
+from placeto.evaluation.summary import Row, ratio
+from placeto.placers import Placer, choose_placer, is_heuristic, load_placer, source_of, zero_shot
 from placeto.plumbing.cores import cores
 from placeto.pretrained import pretrained_path
 from placeto.problem.checks import Flag, Index, Number, OpenRecord, Record, Text, checked, read_document
@@ -39,13 +39,13 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.whole_modules import whole_modules as with_modules_whole
 from placeto.simulator.single_device import best_single
 from placeto.simulator.threads import set_threads
+from placeto.simulator.warming import warm_up
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
 
 FORMAT = "placeto.evaluation/1"
 SAVE_EVERY_S = 2.0
-Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -95,10 +95,6 @@ class PlacerSpec:
     placer: str  # a heuristic's name, or a checkpoint's path
     simulations: int | None = None
     seconds: float | None = None
-
-    def load(self) -> Placer:
-        """Return the placer's function."""
-        return load_placer(self.placer)
 
     @property
     def fingerprint(self) -> str:
@@ -260,8 +256,8 @@ _ROOMS = "problem", "simulator", "heuristics", "environment", "policies"
 def code_version() -> str:
     """Return a hash of the code that decides the results of placers: rows that other code made are not reused."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    for part in ("compiling.py", *(f"{room}/**/*.py" for room in _ROOMS)):
-        for path in sorted(package.glob(part)):
+    for room in _ROOMS:
+        for path in sorted(package.glob(f"{room}/**/*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -323,7 +319,7 @@ class _Worker:
         from placeto.errors import PlanError
 
         if job.spec not in self.placers:
-            self.placers[job.spec] = job.spec.load()
+            self.placers[job.spec] = load_placer(job.spec.placer)
         graph = self.graphs[job.graph]
         problem = PlacementProblem(graph, self.cluster, self.costs)  # made anew: grouping ops is part of the seconds
         warm_up(self.placers[job.spec], problem, job.spec.simulations, job.spec.seconds)

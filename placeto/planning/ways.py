@@ -20,7 +20,7 @@ import numpy as np
 from placeto.errors import CaptureError, ClusterError, PlanError
 from placeto.heuristics.pipelines.plan_chunks import Ranked
 from placeto.heuristics.pipelines.plans import least_us, ranked_plans
-from placeto.placers import load_placer, warm_up
+from placeto.placers import load_placer
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.large_steps import plan_large
 from placeto.planning.numbers import LEAST, Chosen, Place, place_in_best
@@ -33,6 +33,7 @@ from placeto.planning.ways_out import ways_out
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Tool
 from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.warming import warm_up
 
 DEFAULT_SIMULATIONS = 300
 """Budget of the search for a free placement, in simulations."""

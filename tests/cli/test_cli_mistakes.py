@@ -79,7 +79,7 @@ MISTAKES = [
     (f"plan net.py:net {ON} --report p.pdf", "--report p.pdf: a page's name must end in .html"),
     ("profile net.py:net -o a.json --cluster-out mine.txt", "--cluster-out mine.txt: must end in .json"),
     ("profile net.py:net -o a.json --cluster-out a.json", "--out and --cluster-out: both would be written to a.json"),
-    (f"export g.json {PLACED} --format html -o page.pdf", "--out page.pdf: a page's name must end in .html"),
+    (f"report g.json {PLACED} -o page.pdf", "--out page.pdf: a page's name must end in .html"),
     (f"export g.json {PLACED} --format torch-pipeline -o g.json", "--out g.json: is a file, and torch-pipeline needs"),
     (f"train g.json {ON} --out g.json", "--out g.json: must be a directory"),
     # clusters and costs
@@ -117,7 +117,6 @@ MISTAKES = [
     (f"evaluate {ON} --placers single --family nofamily", "unknown graph family"),
     (f"evaluate g.json {ON} --placers single --count 3", "--count is for the graphs of a --family"),
     (f"evaluate g.json {ON} --placers single --split train", "--split is for the graphs of a --family"),
-    (f"evaluate g.json {ON} --placers single,etf --seeds {10**18}", f"these are {2 * 10**18} placements of 1 graph"),
     # captures
     ("capture .captures:mlp -o a.json", "a relative name; write the whole of it"),
     ("capture :model -o a.json", "must be package.module:function"),

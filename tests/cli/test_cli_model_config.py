@@ -9,6 +9,7 @@ import pytest
 from placeto.capture.trace import capture_training
 from placeto.cli.shared.model_config import ModelOptions, is_config
 from placeto.errors import CaptureError, UsageError
+from placeto.plumbing.progress import ProgressBar
 
 pytest.importorskip("transformers")
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40}
@@ -83,8 +84,12 @@ def test_the_class_that_is_named_is_built(name: str, config: dict[str, Any], tmp
 def test_a_model_that_needs_more_than_text_says_so(tmp_path: Path) -> None:
     parts = {"text_config": SMALL, "vision_config": {"image_size": 28, "patch_size": 14, **SMALL}}
     options = ModelOptions(model=written(tmp_path, model_type="clip", **parts))
-    with pytest.raises(CaptureError, match="CLIPModel takes image and text, and text alone is given: give a FACTORY"):
-        options.find().capture(options, 1)
+    step = options.find()
+    with (
+        ProgressBar("capturing", total=1) as bar,
+        pytest.raises(CaptureError, match="CLIPModel takes image and text, and text alone is given: give a FACTORY"),
+    ):
+        options.captured(step, bar)(1, step.batch, 1)
 
 
 def test_what_is_a_config(tmp_path: Path) -> None:

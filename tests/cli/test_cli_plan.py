@@ -183,7 +183,7 @@ def test_sharded_parameters_have_a_plan_and_no_placement(capsys: pytest.CaptureF
     assert (plan.kind, plan.placement, plan.plan["stages"][0]["sharding"]) == ("data parallel, fully sharded", None, 3)
     for command in (
         ("simulate", "net.py:net", "--cluster", "2xv100", "--placement"),
-        ("export", "net.py:net", "--cluster", "2xv100", "--format", "trace", "-o", "trace.json", "--placement"),
+        ("export", "net.py:net", "--cluster", "2xv100", "--format", "dot", "-o", "graph.dot", "--placement"),
     ):
         told = "p.json: its way, 'data parallel, fully sharded', shards gradients, so that no op has a device: `placeto"
         assert told in fails(capsys, *command, "p.json")

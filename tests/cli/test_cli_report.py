@@ -21,8 +21,6 @@ def test_a_page_of_a_placement(
 ) -> None:
     page = tmp_path / "page.html"
     assert run("report", graph_file, *ON, "--placement", placement, "-o", page, "--against", "single,heft") == 0
-    assert "worth using" in page.read_text()
-    assert "Best step found on this number of devices" in page.read_text()
     assert f"report       {page} (" in capsys.readouterr().out
     text = page.read_text()
     assert "etf (this report)" in text

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,34 @@ from placeto.heuristics.pipelines.plans import all_plans
 from placeto.planning import single_ways, ways
 from placeto.planning.model_plans import plan
 from placeto.planning.planned_steps import Kind, PlannedStep, Plans
-from placeto.planning.variants import COUNTS, with_headroom
+from placeto.planning.variants import COUNTS, Variants, with_headroom
 from placeto.planning.ways import SHOWN, plans_of
 from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.costs import EFFICIENCY
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.captures import Made, chained, linears, meta, square
 from tests.cases import with_devices
-from tests.planning.test_short_memory import variants_of
 
 BATCH = 4096
 WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
 
 
-def chain(batch: int = BATCH) -> tuple[nn.Module, list[torch.Tensor]]:
-    return linears(8, 1024, bias=False, device="meta"), [meta(batch, 1024)]
+def chain() -> tuple[nn.Module, list[torch.Tensor]]:
+    return linears(8, 1024, bias=False, device="meta"), [meta(BATCH, 1024)]
+
+
+@cache
+def graph_of(count: int, samples: int, width: int) -> ComputationGraph:
+    """The chain's step."""
+    return chained(8, 1024, samples, count, bias=False)
 
 
 def planned(cluster: Cluster | str, micro_batches: Sequence[int] = COUNTS, batch: int = BATCH, **options: Any) -> Plans:
     """Ways to run the chain, without a search."""
-    module, inputs = chain(batch)
-    how: dict[str, Any] = {"simulations": 0} | options
-    return plan(module, inputs, cluster=cluster, loss=square, micro_batches=micro_batches, **how)
+    on = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return plans_of(Variants(graph_of, on, EFFICIENCY, batch), micro_batches, **{"simulations": 0} | options)
 
 
 def test_a_host_that_launches_slowly_is_warned_of_and_counts() -> None:
@@ -114,10 +121,8 @@ def test_of_devices_that_are_alike_one_is_tried_alone(monkeypatch: pytest.Monkey
 
 
 def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
-    module, inputs = chain()
     for count in (8, 16):
-        graph = capture_training(module, inputs, square, micro_batches=count)
-        alone = HEURISTICS["pipeline"](PlacementProblem(graph, load_cluster("2x4xv100")))
+        alone = HEURISTICS["pipeline"](PlacementProblem(graph_of(count, BATCH, 1), load_cluster("2x4xv100")))
         assert plans.best.step_us <= alone.makespan_us
 
 
@@ -246,8 +251,7 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
 def test_on_one_device_there_is_one_way() -> None:
     two = load_cluster("2xv100")
     cluster = Cluster("one", two.devices[:1], two.bandwidth[:1, :1], two.latency_us[:1, :1])
-    made = plans_of(variants_of(lambda count: chained(8, 1024, 8, count, bias=False), cluster))
-    assert {step.kind for step in made.steps} == {Kind.ONE}
+    assert {step.kind for step in planned(cluster, batch=8).steps} == {Kind.ONE}
 
 
 def test_plans_for_torch_deal_micro_batches_evenly() -> None:

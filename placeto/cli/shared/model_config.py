@@ -66,8 +66,7 @@ class ModelOptions(TrainingOptions):
             CaptureError: the batch has no samples.
         """
         from placeto.capture.inputs.batch_dimension import check_samples
-        from placeto.cli.shared.config_step import ConfigStep
-        from placeto.cli.shared.factory import user_step
+        from placeto.cli.shared.factory import UserStep, user_step
         from placeto.errors import CaptureError
         from placeto.problem.messages import within
 
@@ -75,7 +74,7 @@ class ModelOptions(TrainingOptions):
             refuse(self, ("settings", "loss"), "is for a FACTORY; a model by its config.json has its own loss")
             path = _file(self.model)
             name = path.absolute().parent.name if path.name == "config.json" else path.stem
-            return ConfigStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length))
+            return UserStep(name, *make_model(self.model, self.batch or DEFAULT_BATCH, self.length))
         if not (is_factory(self.model) or Path(self.model).suffix == ".py") or _is_address(self.model):
             raise UsageError(f"{quote(self.model)}: {_no_model(self.model)}")
         refuse(self, ("batch", "length"), "is for a config.json; a factory says how large its inputs are")
@@ -96,9 +95,10 @@ class ModelOptions(TrainingOptions):
             try:
                 return step.with_samples(samples).capture(self, count, width=width)
             except CaptureError as error:
+                why = f"{error}{_beside_text(step.module) if is_config(self.model) else ''}"
                 if count == self.micro_batches and (samples, width) == (step.batch, 1):
-                    raise UsageError(f"--micro-batches {count}: {error}") from None
-                raise
+                    raise UsageError(f"--micro-batches {count}: {why}") from None
+                raise CaptureError(why) from error
 
         return graph_of
 
@@ -185,6 +185,14 @@ def _tokens(length: int | None, config: Any, path: Path) -> int:
         return positions
     note(f"{path}: the model has {positions} positions: unless it computes them, it can't be run on {length} tokens")
     return length
+
+
+def _beside_text(module: nn.Module) -> str:
+    """Say what a model can take beside text, if there is something; some of these models do without it."""
+    taken = getattr(module, "input_modalities", "text")
+    kinds = " and ".join([taken] if isinstance(taken, str) else taken)
+    what = f"{type(module).__name__} takes {kinds}, and text alone is given"
+    return "" if kinds == "text" else f"; {what}: give a FACTORY, which says what its inputs are"
 
 
 def precision_of(module: nn.Module, precision: str) -> str:

@@ -27,9 +27,6 @@ _WAYS = (
 )
 
 
-Counts = Sequence[tuple[int, float, bool]]
-
-
 @dataclass(frozen=True)
 class Ways:
     """Ways to run the step, as `placeto plan` finds them. The report is on the first of them."""
@@ -55,8 +52,6 @@ def report_page(
     placer: str = "",
     rivals: Mapping[str, PlacementResult] | None = None,
     whole_modules: bool = False,
-    counts: Counts = (),
-    advice: str = "",
     ways: Ways | None = None,
 ) -> str:
     """Return the report on a schedule as HTML, with its style, script and data inside.
@@ -67,8 +62,6 @@ def report_page(
         placer: the name of the placer that found the placement, if that is known.
         rivals: name of another placer -> what it found.
         whole_modules: whether all placers keep each block of the model on one device.
-        counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
-        advice: how many devices are worth using, in a sentence.
         ways: the ways to run the step, if the placement is the first of them.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -88,9 +81,8 @@ def report_page(
         cluster=cluster,
         schedule=schedule,
         placer=placer,
-        paragraphs=_paragraphs(words.summary(schedule, path, title, placer), ways, advice),
+        paragraphs=_paragraphs(words.summary(schedule, path, title, placer), ways),
         rivals=_compared(schedule, placer, rivals or {}, whole_modules),
-        counts=tables.count_table(counts),
         ways=None if ways is None else _ways(ways),
         note="" if ways is None else ways.note,
         grid=grid.step_grid(schedule),
@@ -109,15 +101,15 @@ def report_page(
     )
 
 
-def _paragraphs(paragraphs: list[tuple[str, str]], ways: Ways | None, devices: str) -> list[tuple[str, str]]:
+def _paragraphs(paragraphs: list[tuple[str, str]], ways: Ways | None) -> list[tuple[str, str]]:
     """Return the paragraphs of the page, each with its heading.
 
     With ways to run the step, the advice on data parallelism is left out: replicas are among the ways, on the same
     batch.
     """
-    if ways is not None:
-        paragraphs = [("Plan", ways.advice), *(part for part in paragraphs if part[0] != words.INSTEAD)]
-    return [*paragraphs, ("Devices", devices)] if devices else paragraphs
+    if ways is None:
+        return paragraphs
+    return [("Plan", ways.advice), *(part for part in paragraphs if part[0] != words.INSTEAD)]
 
 
 def _ways(ways: Ways) -> tables.Table:

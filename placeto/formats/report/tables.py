@@ -55,21 +55,6 @@ def device_table(schedule: Schedule) -> Table:
     return Table("Devices", columns, rows, (0, 1, 4), max(0, cluster.num_devices - _MOST_DEVICES))
 
 
-def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
-    """Return the table of the best step on 1, 2, 4, ... devices and on all.
-
-    Args:
-        counts: (devices, makespan in microseconds, whether it fits) of each row.
-    """
-    rows = [
-        (str(devices), format_us(us), f"{counts[0][1] / (us or 1.0):.2f}", f"{1.0 - us / (before or 1.0):.1%}", fits)
-        for (devices, us, holds), (_, before, _) in zip(counts, [*counts[:1], *counts], strict=False)
-        for fits in ["yes" if holds else "no"]
-    ]
-    columns = ("devices", "step", "times as fast as one", "saved by the added ones", "fits")
-    return Table("Best step found on this number of devices, or fewer", columns, rows, ())
-
-
 def link_table(schedule: Schedule) -> Table:
     """Return the table of the pairs of devices between which most bytes are sent."""
     names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0
