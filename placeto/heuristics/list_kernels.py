@@ -9,6 +9,7 @@ Legend: N ops, E edges, T tensors, D devices, K groups.
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ import numpy as np
 from placeto.plumbing.array_kernels import NONE, number_up_to, stable_argsort
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FREE, PAIR, FlatProblems
+
+MOST_READY = 500
+"""Upper limit of the ready ops that ETF considers at a time, so that it takes time in proportion to the ops."""
 
 
 class Favourites(NamedTuple):
@@ -297,18 +301,29 @@ def _precedes(
     return op < rival
 
 
+@compiled(inner=True)
+def _estimate(
+    flat: FlatProblems, order: Order, booked: Booked, op: int, arrival: np.ndarray, latest: np.ndarray
+) -> None:
+    """Estimate when an op's inputs are on each device: `arrival` (N, D) us, and `latest` (N,), on all devices."""
+    for device in range(arrival.shape[1]):
+        arrival[op, device] = arrival_of(flat, order, booked, op, device, False)
+    latest[op] = arrival[op].max()
+
+
 @compiled()
 def earliest_start(
-    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites, most_looks: int
+    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
 ) -> tuple[np.ndarray, np.ndarray]:
     """ETF; of ops that can start equally early, the one with the greatest upward rank comes first.
 
-    The arrival of an op's inputs on each device is estimated when the op becomes ready, and again whenever a group is
-    bound while one of the inputs floats (`unbound`). A device that waits for a favourite child starts nothing else in
-    that time, except ops whose inputs are on all devices.
+    At most `MOST_READY` ready ops are considered at a time, the others wait by their upward rank.
 
-    Returns the device (N,) of each op, and its start (N,) in us by this estimate; empty arrays (0,) if the ready ops,
-    summed over all steps, are more than `most_looks`. Then `earliest_start_of_many` finds the same and is faster.
+    The arrival of an op's inputs on each device is estimated when the op is first considered, and again whenever a
+    group is bound while one of the inputs floats (`unbound`). A device that waits for a favourite child starts nothing
+    else in that time, except ops whose inputs are on all devices.
+
+    Returns the device (N,) of each op, and its start (N,) in us by this estimate.
     """
     n, d = flat.op_offset[1], flat.device_offset[1]
     starts = np.zeros(n)
@@ -320,22 +335,24 @@ def earliest_start(
     favoured = np.zeros(n, np.bool_)  # favourite children: with equal starts a device that waits for them prefers them
     favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
-    ready, need, unbound = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
-    arrival, soonest = np.zeros((n, d)), np.zeros(n)  # us; `soonest`: lower bound of the op's start
-    count, looks = 0, 0
+    ready, need, unbound = np.empty(MOST_READY, np.int64), np.empty(n), np.zeros(n, np.bool_)
+    arrival, latest, soonest = np.zeros((n, d)), np.zeros(n), np.zeros(n)  # us; `soonest`: lower bound of the start
+    count = 0
+    waiting = [(np.inf, n)]  # a heap; this one, which gives the list its type, stays in it
     for op in range(n):
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
             if order.floats[order.edge_src[edge]]:  # it is on every device already
                 missing[op] -= 1
         if missing[op] == 0 and not order.floats[op]:
-            ready[count] = op
-            count += 1
-            need[op] = need_of(order, home, op, to_bind, last_call)
-            unbound[op] = to_bind[0] >= 0
+            heapq.heappush(waiting, (-rank[op], op))
     for _ in range(n - order.floats.sum()):
-        looks += count
-        if looks + count * (count - 1) // 2 > most_looks:  # each step makes at most one fewer ready
-            return starts[:0].astype(np.int64), starts[:0]
+        while count < MOST_READY and len(waiting) > 1:
+            entering = heapq.heappop(waiting)[1]
+            ready[count] = entering
+            count += 1
+            need[entering] = need_of(order, home, entering, to_bind, last_call)
+            unbound[entering] = to_bind[0] >= 0
+            _estimate(flat, order, booked, entering, arrival, latest)
         pick, target, best_start, best_rank = -1, NONE, np.inf, np.inf
         least = device_free.min()
         for full in range(2):  # devices that have room, and if none has, all
@@ -345,7 +362,8 @@ def earliest_start(
                 bound_to = home[group]
                 # most ops are passed over by a lower bound, without a look at each device: starts only become later
                 soon = max(soonest[op], least) if bound_to < 0 else max(arrival[op, bound_to], device_free[bound_to])
-                if soon > best_start or (soon == best_start and rank[op] < best_rank and not favoured[op]):
+                behind = rank[op] < best_rank or (rank[op] == best_rank and op > ready[pick])
+                if soon > best_start or (soon == best_start and behind and not favoured[op]):
                     continue
                 soonest[op] = np.inf
                 for device in range(d):
@@ -356,12 +374,12 @@ def earliest_start(
                     if bound_to < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
                         continue
                     child = awaited[device]
-                    if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
+                    if child >= 0 and child != op and start < min(waits_until[device], latest[op]):
                         child_home = home[follow[child]]
                         room = used[device] + order.demand[follow[child]] <= flat.memory[device]
                         # the device waits only for a child that may still come to it
                         if not placed[child] and (child_home == device or (child_home < 0 and room)):
-                            start = min(waits_until[device], arrival[op].max())
+                            start = min(waits_until[device], latest[op])
                     tied = start == best_start
                     if start < best_start or (tied and _precedes(flat, rank, awaited, op, device, ready[pick], target)):
                         pick, target, best_start, best_rank = k, device, start, rank[op]
@@ -374,11 +392,9 @@ def earliest_start(
             for k in range(count):
                 other = ready[k]
                 if unbound[other]:
-                    looks += 16 * d  # takes about as long as looking at this number of ops
                     need[other] = need_of(order, home, other, to_bind, last_call)
                     unbound[other], soonest[other] = to_bind[0] >= 0, 0.0
-                    for device in range(d):
-                        arrival[other, device] = arrival_of(flat, order, booked, other, device, False)
+                    _estimate(flat, order, booked, other, arrival, latest)
         arrival_of(flat, order, booked, op, target, True)
         busy = flat.op_time[op * d + target]
         placed[op] = True
@@ -391,10 +407,5 @@ def earliest_start(
             child = flat.out_child[edge]
             missing[child] -= 1
             if missing[child] == 0:
-                ready[count] = child
-                count += 1
-                need[child] = need_of(order, home, child, to_bind, last_call)
-                unbound[child] = to_bind[0] >= 0
-                for device in range(d):
-                    arrival[child, device] = arrival_of(flat, order, booked, child, device, False)
+                heapq.heappush(waiting, (-rank[child], child))
     return settled(flat, order, booked), starts

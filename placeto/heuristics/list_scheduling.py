@@ -17,7 +17,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.heuristics.rules import demands, within_memory
 from placeto.plumbing.compiling import compiled
@@ -26,10 +25,7 @@ from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.threads import threads
-from placeto.simulator.warming import FOR_LARGE, LARGE
 
-_LOOKS = 500  # ready ops at each step, on average; if there are more, `earliest_start_of_many` is faster
-_NO_LIMIT = 1 << 60
 Listed = tuple[np.ndarray, np.ndarray]
 """A placement (N,), and the ops (N,) in the order in which the list schedule starts them."""
 
@@ -96,10 +92,7 @@ def place_by_start(
     """
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
-    kernel_args = problem.arrays, _order(problem, follow, demand), queueing, favourites
-    most_looks = _LOOKS * problem.num_ops if problem.num_ops >= LARGE else _NO_LIMIT
-    listed = earliest_start(*kernel_args, 0 if problem.num_ops <= len(FOR_LARGE) else most_looks)
-    return _by_start(problem, *(listed if len(listed[0]) else earliest_start_of_many(*kernel_args)))
+    return _by_start(problem, *earliest_start(problem.arrays, _order(problem, follow, demand), queueing, favourites))
 
 
 def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:
@@ -111,9 +104,8 @@ def _order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) ->
     """The `Order` that the kernels of HEFT and ETF take."""
     graph = problem.graph
     floats, follow = floating_ops(problem, follow)
-    in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     followers = np.bincount(follow, weights=demand)
-    return Order(upward_rank(problem), follow, followers, floats, in_ptr, graph.edge_src, graph.edge_tensor)
+    return Order(upward_rank(problem), follow, followers, floats, graph.input_ptr, graph.edge_src, graph.edge_tensor)
 
 
 def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -122,10 +114,9 @@ def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndar
     The groups are those of `follow`, but an op that floats and is alone in its group joins the group of its inputs.
     """
     graph = problem.graph
-    in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     free = (problem.op_time == 0.0).all(axis=1)
     follow = np.array(follow)  # an array that is read-only would be another type to numba
-    return floating(follow, free, graph.topological_order, in_ptr, graph.edge_src)
+    return floating(follow, free, graph.topological_order, graph.input_ptr, graph.edge_src)
 
 
 @lru_cache(maxsize=16)

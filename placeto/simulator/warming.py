@@ -20,10 +20,6 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch
 
-LARGE = 4000
-"""Ops from which on a graph is large: some kernels are for large graphs only."""
-FOR_LARGE = "abcd"
-"""Names of the ops of the graph that is simulated to compile kernels for large graphs, too: no other is as small."""
 _SIMULATIONS = 256  # enough for batches that are simulated with several threads
 _READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
 """Placer -> sort of problem for which it is warm -> simulations of the warm-up; inf = no limit."""
@@ -43,10 +39,8 @@ def warm_up(
         simulations = _SIMULATIONS if simulations is None else simulations
     wanted = None if simulations is None else min(simulations, _SIMULATIONS)
     cluster, several = problem.cluster, bool((problem.graph.micro_batches != NO_MICRO_BATCH).any())
-    large = problem.num_ops >= LARGE
     sort = (
         several,
-        large,
         cluster.num_devices > 1,
         cluster.dispatch,
         cluster.transfers,
@@ -57,7 +51,7 @@ def warm_up(
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
     with observing(None), _compiling_logged():
-        tiny = _tiny(cluster, several, large)
+        tiny = _tiny(cluster, several)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
         _ = simulate(tiny, on_one[0]).peak_memory
@@ -80,14 +74,11 @@ def _compiling_logged() -> Iterator[None]:
             terminal.on_compiling.remove(tell)
 
 
-def _tiny(cluster: Cluster, several: bool, large: bool) -> PlacementProblem:
+def _tiny(cluster: Cluster, several: bool) -> PlacementProblem:
     fields = {"module": "m", "flops": 1e6, "outputs": [4]}  # with modules, since kernels group such ops
-    names = FOR_LARGE[1:] if large else f"{FOR_LARGE[1:]}e"
     head = {"name": "m/a", **fields}
-    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **fields} for name in names]
+    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **fields} for name in "bcde"]
     if several:
         facts = {"micro_batch": 0, "pass": "forward"}, {"micro_batch": 0, "pass": "backward"}
-        tail = [
-            op | facts[name == "c"] | {"micro_batch": int(name == "d")} for op, name in zip(tail, names, strict=True)
-        ]
+        tail = [op | facts[op["name"] == "m/c"] | {"micro_batch": int(op["name"] == "m/d")} for op in tail]
     return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)

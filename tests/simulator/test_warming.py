@@ -16,7 +16,7 @@ from placeto.simulator.warming import warm_up
 
 def on(cluster: str, *, several: bool = False) -> PlacementProblem:
     """A problem on a cluster, in micro-batches or not."""
-    return warming._tiny(load_cluster(cluster), several, large=False)
+    return warming._tiny(load_cluster(cluster), several)
 
 
 class Placer:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from placeto.heuristics.list_kernels import Favourites
+from placeto.heuristics.list_kernels import MOST_READY, Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
 from placeto.heuristics.rules import demands
 from placeto.problem.problem import PlacementProblem
@@ -101,11 +101,8 @@ def plain_etf(
     return [home[group] for group in follow]
 
 
-@pytest.mark.parametrize("looks", [0, 10**6])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_soonest_of_all_pairs_is_taken(seed: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placeto.heuristics.list_scheduling._LOOKS", looks)
-    monkeypatch.setattr("placeto.heuristics.list_scheduling.LARGE", 0)
+def test_the_soonest_of_all_pairs_is_taken(seed: int) -> None:
     random = np.random.default_rng(seed)
     problem = uneven_problem(random, int(random.integers(2, 50)), int(random.integers(1, 5)))
     follow = hard_groups(problem)
@@ -118,6 +115,13 @@ def test_the_soonest_of_all_pairs_is_taken(seed: int, looks: int, monkeypatch: p
         demand = demands(problem)[seed % 4 // 2]
         placement, _ = place_by_start(problem, follow, queueing, demand, favourites)
         assert placement.tolist() == plain_etf(problem, follow, queueing, demand, favourites)
+
+
+def test_of_more_ready_ops_than_are_considered_those_of_the_greatest_rank_come_first() -> None:
+    times = np.random.default_rng(0).permutation(MOST_READY + 100) + 1.0
+    problem = problem_of([{"name": f"o{i}", "time_us": {"*": time}} for i, time in enumerate(times.tolist())], "1xv100")
+    _, order = place_by_start(problem, hard_groups(problem), True, demands(problem)[0])
+    assert times[order].tolist() == sorted(times.tolist(), reverse=True)
 
 
 def star(leaves: int, parameters: bool) -> PlacementProblem:
