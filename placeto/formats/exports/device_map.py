@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from placeto.problem.graph.module_paths import LOSS, around, inside
 from placeto.problem.step.whole_modules import Units
 from placeto.simulator.schedule import Schedule
 from placeto.simulator.tool_steps.module_step import ModuleStep, in_whole_modules
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CPU = "cpu"  # accelerate's name of the CPU
 OFFLOADED = (CPU, "disk")
@@ -74,7 +70,7 @@ class DeviceMap:
         return ""
 
 
-def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> DeviceMap:
+def device_map(schedule: Schedule, whole: Sequence[str] = ()) -> DeviceMap:
     """Return the device map that is most like a placement; the arguments are those of `in_whole_modules`.
 
     Raises:
@@ -82,7 +78,7 @@ def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module 
     """
     if schedule.plan is not None and schedule.plan.width > 1:
         raise PlacementError(f"{schedule.problem.graph.name}: {schedule.plan.no_groups('a device map')}")
-    step = in_whole_modules(schedule, whole, module)
+    step = in_whole_modules(schedule, whole)
     module_tensors = dict.fromkeys(step.units.own, int(step.device[-1]))
     return DeviceMap(_said(schedule.problem.graph, step.units, step.device) | module_tensors, step)
 
