@@ -5,3 +5,5 @@ the graph of all, with the ops that add up their gradients. `layers` divides a g
 can cut it and why not elsewhere, and a `Plan` is a decision: stages, replicas, micro-batches, order. `Plan.placement`
 turns it into a device for each op.
 """
+
+__all__: list[str] = []
