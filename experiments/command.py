@@ -22,7 +22,7 @@ from typing import Annotated, Any, TextIO, TypeVar
 import tyro
 
 from experiments.tables import machine
-from placeto.cli.command import compiling_noted, user_errors
+from placeto.cli.command import log_noted, user_errors
 
 Config = TypeVar("Config")
 RESULTS = Path(__file__).parent / "results"
@@ -61,7 +61,7 @@ def command(
     results = Annotated[Path, tyro.conf.arg(help=HELP)]
     settings = Annotated[config, tyro.conf.arg(name="", help="")]  # type: ignore[valid-type]
     fields: list[Any] = [("settings", settings), ("results", results, field(default=RESULTS / f"{name}.md"))]
-    with user_errors(), compiling_noted():
+    with user_errors(), log_noted():
         arguments: Any = tyro.cli(
             make_dataclass("Arguments", fields), prog=f"python -m experiments.{name}", description=description
         )

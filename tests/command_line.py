@@ -1,14 +1,10 @@
 """Commands run in this process, and a graph and a module for them."""
 
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from placeto import cli
-from placeto.cli import command
-from placeto.plumbing import terminal
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 OPS = [
@@ -27,9 +23,8 @@ def net(layers=4):
 
 
 def run(*arguments: object) -> int:
-    """Exit status of the command, which doesn't say that kernels are compiled: that depends on what ran before."""
-    quiet = patch.object(command, "compiling_noted", nullcontext), patch.object(terminal, "tells_of_compiling", True)
-    with pytest.raises(SystemExit) as stop, quiet[0], quiet[1]:
+    """Exit status of the command."""
+    with pytest.raises(SystemExit) as stop:
         cli.main([str(argument) for argument in arguments])
     return int(stop.value.code or 0)
 

@@ -12,30 +12,27 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import placeto
-from placeto.cli.command import compiling_noted
-from placeto.plumbing import compiling, terminal
+from placeto.cli.command import log_noted
+from placeto.plumbing.compiling import COMPILING, LISTENER
 
 
 def compile_something() -> None:
     numba.njit(lambda x: x + 1)(1)
 
 
-def test_the_first_compilation_is_told_once(capsys) -> None:
-    assert compiling.compiled is not None  # its import is what listens
-    with compiling_noted():
+def test_the_first_compilation_is_told_once(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LISTENER, "told", False)
+    with log_noted():
         assert capsys.readouterr().err == ""
         compile_something()
         compile_something()
         assert capsys.readouterr().err.count("note: compiling parts of the simulator, each") == 1
+    monkeypatch.setattr(LISTENER, "told", False)
     compile_something()
-    assert capsys.readouterr().err == ""
-
-
-def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
-    with compiling_noted():
-        pass
-    assert terminal.on_compiling == []
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "", "who uses the package hears it by the log"
+    assert caplog.messages == [COMPILING] * 2
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 
 from placeto.cli.shared.common import note
 from placeto.errors import PlacetoError, UsageError
-from placeto.plumbing import terminal
 from placeto.plumbing.signals import Interruption, sigterm_interrupts
-from placeto.plumbing.terminal import printable
+from placeto.plumbing.terminal import printable, table
 
 _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package; heuristics need none of them
 COMMANDS = (
@@ -40,7 +39,7 @@ _EXAMPLE = """\
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 by Ctrl-C, 143 by SIGTERM."""
     _open_streams()
-    with user_errors(), compiling_noted(), warnings_noted():
+    with user_errors(), log_noted(), warnings_noted():
         _run(list(sys.argv[1:] if arguments is None else arguments))
     sys.exit(0)
 
@@ -80,14 +79,15 @@ def user_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiling_noted() -> Iterator[None]:
-    """Within it, a note is printed before kernels are compiled, which can take a minute."""
-    terminal.on_compiling[:], terminal.tells_of_compiling = [partial(note, terminal.COMPILING)], True
+def log_noted() -> Iterator[None]:
+    """Within it, what Placeto logs is printed as notes, such as that kernels are compiled, which can take a minute."""
+    logger, handler = logging.getLogger("placeto"), logging.Handler()
+    handler.emit = lambda record: note(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        terminal.on_compiling.clear()
-        terminal.tells_of_compiling = False
+        logger.removeHandler(handler)
 
 
 @contextlib.contextmanager
@@ -204,7 +204,7 @@ def _choices(listed: re.Match[str]) -> str:
 
 
 def _help() -> str:
-    commands = indent(terminal.table((name, _does(name)) for name in COMMANDS), "  ")
+    commands = indent(table((name, _does(name)) for name in COMMANDS), "  ")
     usage = "usage: placeto COMMAND [OPTIONS]     (placeto COMMAND --help says more)"
     return f"{usage}\n\nPlaces neural-network computation graphs on devices.\n\n{commands}\n\nexample:\n{_EXAMPLE}"
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit
 from numba.core import event
 
-from placeto.plumbing import by_reference, terminal
+from placeto.plumbing import by_reference
 from placeto.plumbing.kernel_cache import kernel_cache
+
+COMPILING = (
+    "compiling parts of the simulator, each when it is used for the first time after an installation or a change of "
+    "the code: this can take a minute"
+)
 
 
 def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,18 +42,20 @@ def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., 
 
 
 class _Compiling(event.Listener):
-    """Calls each function in `terminal.on_compiling`, once, when numba begins to compile.
+    """Logs `COMPILING`, once in a process, when numba begins to compile.
 
     Python collects no garbage while numba compiles: this would take an eighth of the time, since numba makes many
     objects.
     """
 
     def __init__(self) -> None:
+        self.told = False
         self._depth, self._collects = 0, False  # a kernel is compiled while one that calls it is
 
     def on_start(self, event: event.Event) -> None:
-        while terminal.on_compiling:
-            terminal.on_compiling.pop()()
+        if not self.told:
+            self.told = True
+            logging.getLogger("placeto").warning(COMPILING)
         if self._depth == 0:
             self._collects = gc.isenabled()
             gc.disable()
@@ -60,4 +68,5 @@ class _Compiling(event.Listener):
 
 
 by_reference.register()
-event.register("numba:compile", _Compiling())
+LISTENER = _Compiling()
+event.register("numba:compile", LISTENER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def drawable(text: str, longest: int = 60) -> str:
@@ -55,13 +55,3 @@ def table(rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
         grid.add_row(Text(first), *(Text(cell, justify="right" if numbers else "left") for cell in others))
     drawn = "".join(segment.text for segment in Console(width=10**6).render(grid))
     return "\n".join(line.rstrip() for line in drawn.splitlines())
-
-
-COMPILING = (
-    "compiling parts of the simulator, each when it is used for the first time after an installation or a change of "
-    "the code: this can take a minute"
-)
-tells_of_compiling = False
-"""Whether a command is running that itself prints a note when kernels are compiled."""
-on_compiling: list[Callable[[], None]] = []
-"""Functions that are called, each once, before kernels are compiled, which can take a minute."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from placeto.plumbing import terminal
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
@@ -32,8 +28,7 @@ def warm_up(
 
     The tiny graph is in micro-batches if the problem's is. `simulations` and `seconds` are the placer's budget. Seconds
     don't limit the warm-up, which would stop half-way. Kernels that a placer calls only if memory is short, or with
-    large batches, are called in addition. A placer that is warm already isn't called again. If kernels are compiled,
-    which may take a minute, users get a note on the command line, else a warning of the logger "placeto".
+    large batches, are called in addition. A placer that is warm already isn't called again.
     """
     if seconds is not None:
         simulations = _SIMULATIONS if simulations is None else simulations
@@ -50,28 +45,13 @@ def warm_up(
     ready = _READY.setdefault(placer, {})
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
-    with observing(None), _compiling_logged():
+    with observing(None):
         tiny = _tiny(cluster, several)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
         _ = simulate(tiny, on_one[0]).peak_memory
         simulate_batch(ProblemBatch.of([tiny]), np.zeros(1, np.int64), on_one)
     ready[sort] = math.inf if wanted is None else wanted
-
-
-@contextmanager
-def _compiling_logged() -> Iterator[None]:
-    """Log a warning if the block compiles something, except on the command line, which has a note of its own."""
-    if terminal.tells_of_compiling:
-        yield
-        return
-    tell = partial(logging.getLogger("placeto").warning, terminal.COMPILING)
-    terminal.on_compiling.append(tell)
-    try:
-        yield
-    finally:
-        if tell in terminal.on_compiling:
-            terminal.on_compiling.remove(tell)
 
 
 def _tiny(cluster: Cluster, several: bool) -> PlacementProblem:

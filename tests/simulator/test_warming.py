@@ -1,12 +1,10 @@
 """Placers are ready when their seconds begin."""
 
-import logging
 from typing import Any
 
 import pytest
 
 from placeto.heuristics import HEURISTICS
-from placeto.plumbing import terminal
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import warming
@@ -22,15 +20,12 @@ def on(cluster: str, *, several: bool = False) -> PlacementProblem:
 class Placer:
     """Notes what it is asked for."""
 
-    def __init__(self, compiles: bool = False) -> None:
+    def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.compiles = compiles
 
     def __call__(self, problem: PlacementProblem, **budget: Any) -> None:
         assert current() is None
         self.asked.append(budget)
-        while self.compiles and terminal.on_compiling:
-            terminal.on_compiling.pop()()
 
 
 def test_a_placer_is_made_ready_once_for_each_sort_of_cluster() -> None:
@@ -51,15 +46,6 @@ def test_more_simulations_than_before_are_made_ready_for() -> None:
     for simulations in (10, 5, 20, 5000, 6000, None, 10):
         warm_up(placer, problem, simulations, None)
     assert [budget["simulations"] for budget in placer.asked] == [10, 20, 256, None]
-
-
-def test_compiling_is_told_to_who_uses_the_package(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "placeto"):
-        warm_up(Placer(), on("4xv100"), None, 3.0)
-        assert caplog.messages == []
-        warm_up(Placer(compiles=True), on("4xv100"), None, 3.0)
-    assert caplog.messages == [terminal.COMPILING]
-    assert terminal.on_compiling == []
 
 
 @pytest.mark.parametrize("name", ["multilevel", "etf"])

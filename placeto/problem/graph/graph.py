@@ -35,12 +35,12 @@ class ComputationGraph(GraphArrays):
     Edges are stored by consumer: the edges into op i stand together, in the order of its inputs. Two edges with the
     same (src, output) carry one tensor. Output o of op i is tensor ``output_ptr[i] + o``.
 
-    Build a graph with `from_ops`, `load_graph` or `placeto.capture.trace`. The constructor checks the fields, completes
-    those that are None, and makes the arrays read-only.
+    Build a graph with `from_ops`, `load_graph` or `placeto.capture.trace`, which check each op. The constructor checks
+    types and lengths of fields, completes those that are None, and makes the arrays read-only.
 
     Raises:
-        GraphError: the graph has a cycle, a dangling edge, a duplicate name, a negative or non-finite number, a size
-            over int64, or no op; the message names the op.
+        GraphError: a field has another type or length, a number is negative or not finite, an input isn't there, the
+            graph has a cycle, or no op; the message names the op.
     """
 
     def __post_init__(self) -> None:
@@ -98,7 +98,8 @@ class ComputationGraph(GraphArrays):
         (2, 1)
 
         Raises:
-            GraphError: see the class.
+            GraphError: a record has a wrong field, the name of another one, or an input that isn't there, or as for the
+                class; the message names the op.
         """
         return cls(name=name, mode=mode, **fields_of_ops(ops, mode))
 

@@ -86,12 +86,10 @@ def complete(graph: GraphArrays) -> None:
     for key, array in default.items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, array)
-    trained, state, held = graph.trained_bytes, graph.state_bytes, graph.held_until
+    trained, state = graph.trained_bytes, graph.state_bytes
     for key, array in default.items():
         length = graph.num_ops if key in ("trained_bytes", "state_bytes") else len(graph.output_bytes)
         check_array(getattr(graph, key), key, array.dtype.type, length, GraphError)
-    if ((held < NOT_HELD) | (held >= graph.num_ops)).any():
-        raise GraphError(f"held_until must be ops, from 0 to {graph.num_ops - 1}, or {NOT_HELD}")
     bad = (trained < 0) | (trained > default["trained_bytes"])
     if bad.any():
         op = int(bad.argmax())

@@ -6,23 +6,4 @@ can cut it and why not elsewhere, and a `Plan` is a decision: stages, replicas, 
 turns it into a device for each op.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from placeto.plumbing.lazily import lazily
-
-if TYPE_CHECKING:
-    from placeto.errors import PlanError
-    from placeto.problem.step.layers import Layers
-    from placeto.problem.step.micro_batches import Step
-    from placeto.problem.step.plan import Plan
-
-__all__ = ["Layers", "Plan", "PlanError", "Step"]
-
-_NAMES = {
-    "layers": ("Layers",),
-    "micro_batches": ("Step",),
-    "plan": ("Plan", "PlanError"),
-}
-__getattr__, __dir__ = lazily(globals(), _NAMES)
+__all__: list[str] = []

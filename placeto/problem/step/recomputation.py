@@ -131,7 +131,7 @@ class _Recomputed:
                 self.copies.append((op, micro_batch))
                 self.before.append(begin)
                 for edge in range(graph.input_ptr[op], graph.input_ptr[op + 1]):
-                    if not (within[src[edge]] or self.tensor[src[edge]]):
+                    if not within[src[edge]]:
                         tensor = int(graph.edge_tensor[edge])
                         self.inputs[tensor] = max(last, self.inputs.get(tensor, last))
                 if not needed.intersection(graph.reads[op]):

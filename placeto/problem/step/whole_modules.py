@@ -19,10 +19,8 @@ Legend: N ops, U units.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from networkx.utils import UnionFind
@@ -33,9 +31,6 @@ from placeto.problem.graph.label_values import TENSORS
 from placeto.problem.graph.module_paths import LOSS, holders, inside, unit_of
 from placeto.problem.step.borders import no_modules
 from placeto.problem.step.forward_pass import in_forward
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
 _SHARED = "{} changes a tensor of {} in place, or reads one that is no argument"
@@ -57,18 +52,17 @@ class Units:
     borrowed: dict[str, str]  # parameter that another module than its own reads -> this module
 
 
-def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.Module | None = None) -> Units:
+def module_units(graph: ComputationGraph, whole: Sequence[str] = ()) -> Units:
     """Find the units of a graph, and those that must share a device.
 
     Args:
         graph: captured, so that its ops have modules.
         whole: paths of modules that are to stay whole, in addition to the blocks.
-        module: the module that was captured; graphs of older versions lack some of its parameters and buffers.
 
     Raises:
         PlanError: the graph has no modules, or lacks one that is to stay whole.
     """
-    groups = _same_tensors(graph, module)
+    groups = _same_tensors(graph)
     tensors = [name for group in groups for name in group]
     paths = paths_of(graph, whole, tensors)
     holding = holders(paths)
@@ -130,19 +124,13 @@ def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), tensors: Iterab
     return paths
 
 
-def _same_tensors(graph: ComputationGraph, module: nn.Module | None) -> list[list[str]]:
+def _same_tensors(graph: ComputationGraph) -> list[list[str]]:
     """Return the lists of names of all parameters and buffers: one list a tensor, which may have several names."""
     by_name: dict[str, list[str]] = {}
     for name, kind, others in zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True):
         for group in [[name, *others]] if kind in TENSORS else [[other] for other in others]:
             for other in group:
                 by_name.setdefault(other, group)
-    if module is not None:
-        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        by_id: dict[int, list[str]] = defaultdict(list)
-        for name, tensor in named:
-            by_id[id(tensor)].append(name)
-        by_name = {name: by_id[id(tensor)] for name, tensor in named}
     return list({id(group): group for group in by_name.values()}.values())
 
 
@@ -214,10 +202,7 @@ class _Search:
                 self.join(other, unit, _SHARED.format(path, maker or "the model itself"))
 
     def read_parameters(self, op: int) -> None:
-        """Note the parameters of other modules that an op reads: they are no arguments, so that no hook moves them.
-
-        Graphs of older versions lack second names of tensors, so that all units share a device that read one.
-        """
+        """Note the parameters of other modules that an op reads: they are no arguments, so that no hook moves them."""
         graph = self.graph
         for producer in graph.reads[op]:
             if graph.op_types[producer] == "parameter":

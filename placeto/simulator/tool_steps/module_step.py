@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from placeto.problem.graph.module_paths import around
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.whole_modules import Units, module_units
 from placeto.simulator.schedule import Schedule, simulate
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +43,18 @@ class ModuleStep:
         return simulate(self.problem.under("list"), self.placement)
 
 
-def in_whole_modules(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> ModuleStep:
+def in_whole_modules(schedule: Schedule, whole: Sequence[str] = ()) -> ModuleStep:
     """Return the placement of whole modules that is most like a placement.
 
     Args:
         schedule: the schedule of the placement.
         whole: paths of modules that must not be divided, in addition to the blocks.
-        module: the module that was captured; needed for graphs of older versions only, which lack some of its
-            parameters and buffers.
 
     Raises:
         PlanError: the graph has no modules, or lacks one of `whole`.
     """
     problem = schedule.problem
-    units = module_units(problem.graph, whole, module)
+    units = module_units(problem.graph, whole)
     device, notes = _devices(schedule, units)
     return ModuleStep(units, device, _of_ops(problem.graph, units, device), notes, problem)
 

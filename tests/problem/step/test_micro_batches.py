@@ -8,8 +8,7 @@ import pytest
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import contributions, gradient_sums
-from placeto.problem.step import Step
-from placeto.problem.step.micro_batches import Carried, Combined, title
+from placeto.problem.step.micro_batches import Carried, Combined, Step, title
 
 ADDITION = {"type": "aten.add", "module": "layer", "outputs": [4], "bytes_accessed": 12.0, "pass": "backward"}
 

@@ -1,6 +1,7 @@
 """Recomputed blocks: the graph of a step is that of a capture under activation checkpoints."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -73,7 +74,7 @@ class Block(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64, bias=False)
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,6 +136,54 @@ def test_a_block_runs_again_as_far_as_torch_runs_it(block: type[nn.Module], coun
     assert recomputable(graph) == ("1", "2", "3")
     for blocks in (("1", "3"), ("1", "2", "3")):
         assert_like_torch(recomputed(graph, blocks), captured(step, count, blocks))
+
+
+LAST: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "neg": lambda h, y: y + -h,
+    "cat": lambda h, y: torch.cat([h, y]),
+    "stack": lambda h, y: torch.stack([h, y]),
+    "clone": lambda h, y: y + h.clone(),
+    "_to_copy": lambda h, y: y.double() + h.double(),
+    "sum": lambda h, y: y + h.sum(0),
+    "mean": lambda h, y: y + h.mean(0),
+}
+"""Functions of two tensors, by an op whose backward pass reads none of them."""
+
+
+@pytest.mark.parametrize("op", LAST)
+def test_a_block_ends_before_ops_that_save_nothing(op: str) -> None:
+    def block(made: Made, x: torch.Tensor) -> torch.Tensor:
+        a, b = made.inner(x).chunk(2, 1)
+        h = (a * b).tanh()
+        return LAST[op](h, h.sin())
+
+    step = Step(nn.Sequential(nn.Linear(8, 8), Made(block, inner=nn.Linear(8, 8))), [torch.randn(8, 8)], square)
+    graph = recomputed(captured(step, 2), ("1",))
+    assert f"aten.{op}" in graph.op_types
+    assert_like_torch(graph, captured(step, 2, ("1",)))
+    split = [f"1{call}/split{again}" for call in ("", "@1") for again in ("", "/again")]
+    whole = [name.replace("1", "1.inner", 1).replace("split", "addmm") for name in split]
+    groups = [[graph.colocation[graph.index[name]] for name in names] for names in (split, whole)]
+    assert groups[0] == groups[1]
+    assert min(groups[0]) >= 0
+    assert len(set(groups[0])) == 4, "copies are together, without what they are copies of"
+
+
+def test_an_input_of_two_blocks_is_kept_for_the_one_that_needs_it_last() -> None:
+    def forward(made: Made, x: torch.Tensor) -> torch.Tensor:
+        side = made.side(x)
+        for block in made.blocks:
+            x = block(x, side)
+        return x
+
+    blocks = nn.ModuleList(Made(lambda made, x, side: made.inner(x + side).tanh(), inner=nn.Linear(8, 8)) for _ in "01")
+    step = Step(Made(forward, side=nn.Linear(8, 8), blocks=blocks), [torch.randn(8, 8)], square)
+    paths = ("blocks.0", "blocks.1")
+    graphs = recomputed(captured(step, 1), paths), captured(step, 1, paths)
+    kept = [each.held_until[each.output_ptr[each.index["side/addmm"]]] for each in graphs]
+    assert [each.modules[op] for each, op in zip(graphs, kept, strict=True)] == ["blocks.0.inner"] * 2
 
 
 def test_what_a_block_makes_is_kept_as_the_input_of_the_next() -> None:
@@ -312,7 +361,7 @@ def test_updates_of_parameters_are_not_computed_again() -> None:
     again = recomputed(graph, recomputable(graph))
     assert again.num_ops > graph.num_ops
     updates = [sum(kind == "optimizer.adam" for kind in each.op_types) for each in (graph, again)]
-    assert updates == [20, 20]  # all parameters of the stack, once
+    assert updates == [24, 24]  # all parameters of the stack, once
 
 
 def test_layers_that_keep_nothing_of_their_own_are_no_blocks() -> None:
