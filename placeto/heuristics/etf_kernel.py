@@ -71,7 +71,7 @@ def earliest_start_of_many(
     If a group is bound while an input of an op floats, the op's arrivals have to be estimated again. This is put off
     until the op would be chosen by its last estimate.
     """
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     booked = nothing_booked(flat, order, queueing)
     home, follow = booked.home, order.follow
     # transfers up to the last time that groups were bound: new estimates are made from these
@@ -156,7 +156,7 @@ def earliest_start_of_many(
 
 @compiled(inner=True)
 def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     by_rank, place = stable_argsort(-order.rank), np.empty(n, np.int64)
     for k in range(n):
         place[by_rank[k]] = k

@@ -51,13 +51,13 @@ class Booked(NamedTuple):
 @compiled(inner=True)
 def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
     """Return the empty schedule, in which only the ops that float count as placed."""
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     return Booked(
         finish=np.zeros(n),
         placed=order.floats.copy(),
         home=np.full(len(order.demand), -1),
         used=np.zeros(d),
-        delivered=np.full((flat.tensor_offset[1], d), -1.0),
+        delivered=np.full((len(flat.tensor_src), d), -1.0),
         link_free=np.zeros(d * d if queueing and flat.link[0] != FREE else 0),
     )
 
@@ -139,7 +139,7 @@ def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 @compiled(inner=True)
 def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """Microseconds at which all inputs of an op are on a device; with `commit` their transfers enter the schedule."""
-    num_devices = flat.device_offset[1]
+    num_devices = len(flat.overhead_us)
     pair = flat.link[0] == PAIR
     finish, delivered, link_free = booked.finish, booked.delivered, booked.link_free
     ready = 0.0
@@ -173,7 +173,7 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
 @compiled()
 def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
     """HEFT with insertion into idle gaps: the device (N,) of each op, and its start (N,) in us by HEFT's estimate."""
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     booked = nothing_booked(flat, order, queueing)
     home, used = booked.home, booked.used
     to_bind, last_call = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
@@ -292,7 +292,7 @@ def _precedes(
     if rank[op] != rank[rival]:
         return rank[op] > rank[rival]
     if op == rival:
-        first = op * flat.device_offset[1]
+        first = op * len(flat.overhead_us)
         return flat.op_time[first + device] < flat.op_time[first + target]
     return op < rival
 
@@ -310,7 +310,7 @@ def earliest_start(
     Returns the device (N,) of each op, and its start (N,) in us by this estimate; empty arrays (0,) if the ready ops,
     summed over all steps, are more than `most_looks`. Then `earliest_start_of_many` finds the same and is faster.
     """
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     starts = np.zeros(n)
     booked = nothing_booked(flat, order, queueing)
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow

@@ -22,7 +22,7 @@ from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
@@ -98,7 +98,7 @@ def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int)
     control[NEXT], control[ESTIMATING] = _NONE, -1
     return ThreadPool(
         control,
-        placement=np.zeros((threads, int(flat.op_offset[-1])), np.int64),
+        placement=np.zeros((threads, len(flat.op_rank)), np.int64),
         start=np.empty((threads, ops)),
         finish=np.empty((threads, ops)),
         send_tensor=np.empty((threads, edges), np.int64),
@@ -195,7 +195,7 @@ def take_part(
             continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])
-        makespan, overflow, sends = run_and_measure(flat, LONE, placement, record, batch.cutoff[i])
+        makespan, overflow, sends = run_and_measure(flat, placement, record, batch.cutoff[i])
         batch.makespan[i], batch.overflow[i], batch.sends[i], batch.thread[i] = makespan, overflow, sends, thread
         batch.score[i] = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
         for k in range(batch.size[i]):

@@ -25,7 +25,7 @@ import numpy as np
 from placeto.heuristics.pipelines.alternating_orders import Chunks, in_turns, turns
 from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.lowering import lowered
@@ -136,7 +136,7 @@ def _placed(problem: PlacementProblem, placement: bytes, defer: bool) -> _Placed
     chunks_each = np.ceil(np.bincount(of_device, minlength=problem.num_devices) / np.maximum(visited, 1))
     width = int(np.bincount(visits % count).max())
     within = problem.under("priority").priority if defer else np.arange(len(place))  # a class and a micro-batch
-    low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
+    low, on = lowered(flat, place) if len(flat.lowering) else (flat, place)
     relays = len(on) - len(place)
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if chunks_each.max() > 1:
