@@ -15,7 +15,7 @@ from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstance, Instance, InstanceBatch
 from placeto.environment.observation_kernel import Situation, describe, describe_moves, situation
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.memory import penalised
@@ -161,7 +161,7 @@ def score_moves(
 
 @compiled()
 def _score_moves(
-    flat: FlatProblems,
+    flat: FlatProblem,
     group_of: np.ndarray,
     placement: np.ndarray,
     group: np.ndarray,
@@ -191,7 +191,7 @@ def _on_ops(group: np.ndarray, placement: np.ndarray) -> np.ndarray:
 
 @compiled(inner=True, inline="always")
 def _describe(
-    flat: FlatProblems,
+    flat: FlatProblem,
     instance: FlatInstance,
     schedule: tuple[np.ndarray, kernel.Record, float, int],
     asked: np.ndarray,
@@ -215,7 +215,7 @@ def _describe(
 
 @compiled()
 def _observe_one(
-    flat: FlatProblems,
+    flat: FlatProblem,
     instance: FlatInstance,
     placement: np.ndarray,
     node: np.ndarray,
@@ -234,7 +234,7 @@ def _observe_one(
 
 @compiled()
 def _look(
-    flat: FlatProblems,
+    flat: FlatProblem,
     instance: FlatInstance,
     placement: np.ndarray,
     asked: np.ndarray,

@@ -17,7 +17,7 @@ from placeto.environment.instance import FlatInstance
 from placeto.environment.offers import offer
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record
 from placeto.simulator.readings.timelines import first_after, timelines
 
@@ -75,7 +75,7 @@ class Loads(NamedTuple):
 
 @compiled(inner=True)
 def situation(
-    flat: FlatProblems,
+    flat: FlatProblem,
     instance: FlatInstance,
     place: np.ndarray,
     record: Record,

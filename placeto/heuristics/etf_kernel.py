@@ -27,7 +27,7 @@ from placeto.heuristics.list_kernels import (
 from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 
 
 class Ready(NamedTuple):
@@ -64,7 +64,7 @@ class Ready(NamedTuple):
 
 @compiled()
 def earliest_start_of_many(
-    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
+    flat: FlatProblem, order: Order, queueing: bool, favourites: Favourites
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what `earliest_start` returns: the device (N,) of each op, and its start (N,) in us.
 
@@ -155,7 +155,7 @@ def earliest_start_of_many(
 
 
 @compiled(inner=True)
-def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
+def _none_ready(flat: FlatProblem, order: Order, waits: bool) -> Ready:
     n, d = len(flat.op_rank), len(flat.overhead_us)
     by_rank, place = stable_argsort(-order.rank), np.empty(n, np.int64)
     for k in range(n):
@@ -191,7 +191,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
 
 
 @compiled(inner=True)
-def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
+def _enter_first(flat: FlatProblem, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """Add an op that has become ready."""
     ready.need[op] = need_of(order, booked.home, op, ready.to_bind, ready.last_call)
     ready.bounds[op] = 0
@@ -230,7 +230,7 @@ def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
 
 
 @compiled(inner=True)
-def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
+def _estimate(flat: FlatProblem, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """Estimate when the inputs of an op arrive on each device."""
     ready.estimated[op] = ready.bindings[0]
     for device in range(len(ready.device_free)):
@@ -239,7 +239,7 @@ def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op
 
 
 @compiled(inner=True)
-def _tell(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, op: int) -> None:
+def _tell(flat: FlatProblem, order: Order, at_binding: Booked, ready: Ready, op: int) -> None:
     """Note that the group of an input that floats is bound; if it is the last one, make the op's last estimate."""
     ready.bounds[op] -= 1
     if ready.bounds[op] == 0:
@@ -249,7 +249,7 @@ def _tell(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, op
 
 
 @compiled(inner=True)
-def _replay(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, ops: np.ndarray) -> None:
+def _replay(flat: FlatProblem, order: Order, at_binding: Booked, ready: Ready, ops: np.ndarray) -> None:
     """Add the transfers for `ops` to `at_binding`, in the order in which the ops were placed.
 
     With broadcasts a tensor may thus arrive sooner at other ops than was estimated; these are estimated again.
@@ -283,7 +283,7 @@ def _replay(flat: FlatProblems, order: Order, at_binding: Booked, ready: Ready, 
 
 
 @compiled(inner=True)
-def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int, device: int, full: int) -> int:
+def _may(flat: FlatProblem, order: Order, booked: Booked, ready: Ready, op: int, device: int, full: int) -> int:
     """Whether an op may start on a device: 0 = never, 1 = yes, 2 = only if no op has room on any device."""
     home = booked.home[order.follow[op]]
     if ready.seat[op] < 0 or (home >= 0 and home != device):
@@ -296,7 +296,7 @@ def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int
 
 @compiled(inner=True)
 def _top(
-    flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, on_all: bool
+    flat: FlatProblem, order: Order, booked: Booked, ready: Ready, device: int, full: int, on_all: bool
 ) -> tuple[float, int]:
     """The earliest start of an op on a device in us, and the op's place; inf and -1 if there is none.
 
@@ -329,7 +329,7 @@ def _top(
 
 @compiled(inner=True)
 def _first_choice(
-    flat: FlatProblems,
+    flat: FlatProblem,
     order: Order,
     booked: Booked,
     ready: Ready,
@@ -365,7 +365,7 @@ def _first_choice(
 
 @compiled(inner=True)
 def _after_waiting(
-    flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, child: int, until: float
+    flat: FlatProblem, order: Order, booked: Booked, ready: Ready, device: int, full: int, child: int, until: float
 ) -> tuple[float, int]:
     """The start in us and the place of the op that a device starts if it waits in vain, found among all ready ops."""
     best, best_at = np.inf, -1

@@ -15,7 +15,7 @@ import numpy as np
 
 from placeto.plumbing.array_kernels import NONE, number_up_to, stable_argsort
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FREE, PAIR, FlatProblems
+from placeto.problem.flat import FREE, PAIR, FlatProblem
 
 
 class Favourites(NamedTuple):
@@ -49,7 +49,7 @@ class Booked(NamedTuple):
 
 
 @compiled(inner=True)
-def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
+def nothing_booked(flat: FlatProblem, order: Order, queueing: bool) -> Booked:
     """Return the empty schedule, in which only the ops that float count as placed."""
     n, d = len(flat.op_rank), len(flat.overhead_us)
     return Booked(
@@ -126,7 +126,7 @@ def bind(order: Order, booked: Booked, op: int, device: int, to_bind: np.ndarray
 
 
 @compiled(inner=True)
-def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
+def settled(flat: FlatProblem, order: Order, booked: Booked) -> np.ndarray:
     """(N,) device of each op; each group that isn't bound goes to the device with the most free memory."""
     home, used = booked.home, booked.used
     for group in range(len(home)):
@@ -137,7 +137,7 @@ def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 
 
 @compiled(inner=True)
-def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
+def arrival_of(flat: FlatProblem, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """Microseconds at which all inputs of an op are on a device; with `commit` their transfers enter the schedule."""
     num_devices = len(flat.overhead_us)
     pair = flat.link[0] == PAIR
@@ -171,7 +171,7 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
 
 
 @compiled()
-def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
+def earliest_finish(flat: FlatProblem, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
     """HEFT with insertion into idle gaps: the device (N,) of each op, and its start (N,) in us by HEFT's estimate."""
     n, d = len(flat.op_rank), len(flat.overhead_us)
     booked = nothing_booked(flat, order, queueing)
@@ -217,7 +217,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
 
 
 @compiled(inner=True)
-def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
+def _ranked(flat: FlatProblem, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank; with equal ranks producers come before their consumers. `missing` is overwritten."""
     n = len(rank)
     queue, head, tail = np.empty(n, np.int64), 0, 0
@@ -281,7 +281,7 @@ def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop:
 
 @compiled(inner=True)
 def _precedes(
-    flat: FlatProblems, rank: np.ndarray, awaited: np.ndarray, op: int, device: int, rival: int, target: int
+    flat: FlatProblem, rank: np.ndarray, awaited: np.ndarray, op: int, device: int, rival: int, target: int
 ) -> bool:
     """Whether an op on a device precedes a rival on its target, if both can start at the same time.
 
@@ -299,7 +299,7 @@ def _precedes(
 
 @compiled()
 def earliest_start(
-    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites, most_looks: int
+    flat: FlatProblem, order: Order, queueing: bool, favourites: Favourites, most_looks: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """ETF; of ops that can start equally early, the one with the greatest upward rank comes first.
 

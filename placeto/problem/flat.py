@@ -20,7 +20,7 @@ FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
 
 
-class FlatProblems(NamedTuple):
+class FlatProblem(NamedTuple):
     """A problem as flat arrays.
 
     Nobody may write to the arrays, although they are writable: numba takes read-only arrays for another type than the
@@ -79,7 +79,7 @@ def flatten(
     dispatch: int,
     priority: np.ndarray,
     later: np.ndarray | None = None,
-) -> FlatProblems:
+) -> FlatProblem:
     """Return one problem as flat arrays.
 
     Args:
@@ -104,7 +104,7 @@ def flatten(
     tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
 
     path_ptr, path_link = cluster.paths
-    arrays = FlatProblems(
+    arrays = FlatProblem(
         broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
         link=np.array([LINKS.index(cluster.link)], np.int64),
         dispatch=np.array([dispatch], np.int64),
@@ -139,7 +139,7 @@ def flatten(
         shared_bandwidth=np.array([link.bandwidth for link in cluster.shared_links], np.float64),
         lowering=lowering,
     )
-    return FlatProblems(*map(own, arrays))
+    return FlatProblem(*map(own, arrays))
 
 
 def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:

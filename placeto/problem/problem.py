@@ -20,7 +20,7 @@ from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_measured
 from placeto.problem.dispatch import order_alone, priorities
-from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, flatten, longest_path, own
+from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblem, flatten, longest_path, own
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import live_bytes
@@ -210,7 +210,7 @@ class PlacementProblem:
         return ops + graph.num_edges * transfer
 
     @cached_property
-    def arrays(self) -> FlatProblems:
+    def arrays(self) -> FlatProblem:
         """The problem as flat arrays, which the kernels read."""
         memory, dispatch = (self.resident_bytes, self.live_bytes), _KINDS.get(self.dispatch, PRIORITY)
         later = getattr(self.costs, "later_us", None)

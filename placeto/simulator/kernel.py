@@ -1,6 +1,6 @@
 """The simulator's kernel, which computes one schedule. `placeto.simulator.slack` and `memory` compute slack and memory.
 
-Kernels read a `FlatProblems`, write into arrays of the caller, and may be called from any other numba function, also
+Kernels read a `FlatProblem`, write into arrays of the caller, and may be called from any other numba function, also
 inside prange (with one `Record` for each thread or iteration):
 
     record = new_record(flat)
@@ -28,7 +28,7 @@ import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
+from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblem
 
 _LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from _DEVICE; the last bits are the slot
 _DEVICE = 2 << 32
@@ -48,14 +48,14 @@ class Record(NamedTuple):
     order: np.ndarray  # (N+E,) int64, ops and sends in the order of their starts: op i as i, send s as N + s
 
 
-def record_sizes(flat: FlatProblems) -> tuple[int, int]:
+def record_sizes(flat: FlatProblem) -> tuple[int, int]:
     """Return the numbers of ops and of edges, with relays, for which a record has room."""
     relays = int(flat.lowering[0]) if len(flat.lowering) else 0
     return len(flat.op_rank) + relays, len(flat.out_child) + relays
 
 
 @compiled()
-def new_record(flat: FlatProblems) -> Record:
+def new_record(flat: FlatProblem) -> Record:
     """Return an empty record, large enough for a problem as any placement lowers it."""
     relays = flat.lowering[0] if len(flat.lowering) > 0 else 0
     n, e = len(flat.op_rank) + relays, len(flat.out_child) + relays
@@ -130,7 +130,7 @@ def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int
 
 
 @compiled()
-def run(flat: FlatProblems, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
+def run(flat: FlatProblem, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate a problem under `placement` (N or more entries, each in 0..D-1, not checked), and fill `record`.
 
     Returns the makespan in microseconds and the number of sends. If the makespan exceeds `cutoff`, it returns inf as

@@ -10,7 +10,7 @@ read crosses to this host once, to one of these devices. There an op of no cost,
 On another host, the device that adds up or passes on is the one with the home's number within its host. If this device
 takes no part, it is the next one that does. So homes on different devices spread this work over the devices.
 
-The lowered problem is a `FlatProblems` like any other: N ops of the graph, then R relays; E edges, then one edge into
+The lowered problem is a `FlatProblem` like any other: N ops of the graph, then R relays; E edges, then one edge into
 each relay; T tensors, then that of each relay. A problem without sums and relays is its own lowering.
 
 Legend: N ops, T tensors, E edges, D devices, H hosts, Q copied tensors, R = Q * H relays.
@@ -25,7 +25,7 @@ import numpy as np
 from placeto.plumbing.array_kernels import copy_into, stable_argsort
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LIST, FlatProblems
+from placeto.problem.flat import LIST, FlatProblem
 from placeto.problem.flat_sums import HEADER
 
 
@@ -58,11 +58,11 @@ class Wired(NamedTuple):
     src: np.ndarray  # (T+R,) int64, producer of each tensor
     size: np.ndarray  # (T+R,) int64, bytes of each tensor
     live: np.ndarray  # (T+R,) int64, bytes that each tensor takes on its producer's device
-    storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
+    storage: np.ndarray  # (T+R,) int64, see `FlatProblem`
 
 
 @compiled(inner=True)
-def num_relays(flat: FlatProblems) -> int:
+def num_relays(flat: FlatProblem) -> int:
     """R, the number of relays of a problem."""
     return flat.lowering[0] if len(flat.lowering) > 0 else 0
 
@@ -211,7 +211,7 @@ def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
 
 
 @compiled(inner=True)
-def _wired(flat: FlatProblems, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
+def _wired(flat: FlatProblem, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
     """Return the ops and tensors of the lowered problem."""
     n, t, relays = len(flat.op_rank), len(flat.tensor_src), len(sums.relay_rank)
     wired = Wired(
@@ -234,7 +234,7 @@ def _wired(flat: FlatProblems, placement: np.ndarray, sums: Sums, hosts: int) ->
 
 @compiled(inner=True)
 def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
-    """Sort the edges by producer and by tensor, and return six arrays of `FlatProblems`, in its order."""
+    """Sort the edges by producer and by tensor, and return six arrays of `FlatProblem`, in its order."""
     dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
     out_ptr, tensor_ptr = np.zeros(len(wired.place) + 1, np.int64), np.zeros(len(src) + 1, np.int64)
     for edge in range(len(dst)):
@@ -292,7 +292,7 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
 
 
 @compiled()
-def lowered(flat: FlatProblems, placement: np.ndarray) -> tuple[FlatProblems, np.ndarray]:
+def lowered(flat: FlatProblem, placement: np.ndarray) -> tuple[FlatProblem, np.ndarray]:
     """Lower a problem by a placement (N or more entries).
 
     Returns the lowered problem, and the device of each op and relay (N+R,).
@@ -327,7 +327,7 @@ def lowered(flat: FlatProblems, placement: np.ndarray) -> tuple[FlatProblems, np
     else:
         for op in range(ops):
             ranked[priority[op]] = op
-    low = FlatProblems(
+    low = FlatProblem(
         broadcast=flat.broadcast,
         link=flat.link,
         dispatch=flat.dispatch,

@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record, new_record, run
 from placeto.simulator.lowering import lowered
 
@@ -31,7 +31,7 @@ penalised_makespan = compiled()(penalised)
 
 
 @compiled(inner=True)
-def memory_bound(flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray) -> None:
+def memory_bound(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray) -> None:
     """Fill `bound` (D,) int64: resident bytes and all tensors that are ever on each device, so at least the peak."""
     d = len(flat.overhead_us)
     bound[:d] = 0
@@ -51,7 +51,7 @@ def memory_bound(flat: FlatProblems, placement: np.ndarray, record: Record, num_
 
 @compiled()
 def lives(
-    flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int
+    flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the lives of all tensors and received copies: events that begin and end them, their devices, their bytes.
 
@@ -120,7 +120,7 @@ def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
 
 
 @compiled()
-def peak_memory(flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray) -> None:
+def peak_memory(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray) -> None:
     """Fill `peak` (D,) int64: most bytes on each device at any time, including resident bytes.
 
     It adds up the lives of `lives`. At equal times, memory is freed before more is taken, and lives of no duration do
@@ -186,7 +186,7 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
 
 
 @compiled(inner=True)
-def memory_overflow(flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int) -> float:
+def memory_overflow(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int) -> float:
     """Sum over devices of max(0, peak - memory) / memory. Peaks are computed only if `memory_bound` is too large."""
     memory, peak = flat.memory, np.zeros(len(flat.memory), np.int64)
     memory_bound(flat, placement, record, num_sends, peak)
@@ -203,7 +203,7 @@ def memory_overflow(flat: FlatProblems, placement: np.ndarray, record: Record, n
 
 @compiled(inner=True, inline="always")
 def run_and_measure(
-    flat: FlatProblems, placement: np.ndarray, record: Record, cutoff: float
+    flat: FlatProblem, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
     """Lower and simulate: makespan in us, overflow, number of sends; if it exceeds `cutoff`, the first two are inf."""
     low, place = lowered(flat, placement)
@@ -214,7 +214,7 @@ def run_and_measure(
 
 
 @compiled(inner=True, inline="always")
-def score(flat: FlatProblems, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
+def score(flat: FlatProblem, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
     """Makespan in microseconds and memory overflow of one placement; both inf if the makespan is above `cutoff`."""
     makespan, overflow, _ = run_and_measure(flat, placement, new_record(flat), cutoff)
     return makespan, overflow

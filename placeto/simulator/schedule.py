@@ -25,7 +25,7 @@ import numpy as np
 from placeto.errors import PlacementError
 from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import places
-from placeto.problem.flat import LIST, FlatProblems, own
+from placeto.problem.flat import LIST, FlatProblem, own
 from placeto.problem.flat_sums import copied_tensors
 from placeto.problem.messages import quote
 from placeto.problem.problem import PlacementProblem, check_problem
@@ -44,7 +44,7 @@ PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewe
 class Lowering:
     """The problem as the placement lowers it, which is what the kernels simulated. R relays follow the N ops."""
 
-    flat: FlatProblems
+    flat: FlatProblem
     placement: np.ndarray  # (N+R,) int64, device of each op and relay
     record: kernel.Record  # what the kernel recorded
 
@@ -218,13 +218,13 @@ def simulate(
     )
 
 
-def _edge_tensor(problem: PlacementProblem, low: FlatProblems) -> np.ndarray:
+def _edge_tensor(problem: PlacementProblem, low: FlatProblem) -> np.ndarray:
     """(E,) tensor of each edge of the lowered problem; an op's edges may be in another order than in the graph."""
     by_child = np.argsort(low.out_child, kind="stable")
     return low.out_tensor[by_child][: problem.graph.num_edges]
 
 
-def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
+def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblem:
     """Return the problem's arrays with the dispatch "list", and an order (N,) of all ops as the devices' lists.
 
     Raises:
@@ -272,7 +272,7 @@ def _first_invalid(placements: np.ndarray, devices: int) -> int:
 
 @compiled()
 def score_rows(
-    flat: FlatProblems,
+    flat: FlatProblem,
     placements: np.ndarray,
     makespans: np.ndarray,
     overflows: np.ndarray,

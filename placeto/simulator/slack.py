@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FREE, PAIR, FlatProblems
+from placeto.problem.flat import FREE, PAIR, FlatProblem
 from placeto.simulator.kernel import Record
 
 
 @compiled()
 def fill_slack(
-    flat: FlatProblems,
+    flat: FlatProblem,
     placement: np.ndarray,
     record: Record,
     num_sends: int,

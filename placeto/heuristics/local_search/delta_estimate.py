@@ -15,7 +15,7 @@ import numpy as np
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record, new_record
 from placeto.simulator.readings.timelines import first_after
 
@@ -33,7 +33,7 @@ class Scratch(NamedTuple):
 
 
 @compiled(inner=True)
-def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
+def new_scratch(flat: FlatProblem, near: Neighbourhood) -> Scratch:
     """Return uninitialised arrays for a problem and its groups; `marked` is all False."""
     n, record = len(near.group), new_record(flat)
     return Scratch(
@@ -49,7 +49,7 @@ def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
 
 @compiled(inner=True)
 def estimate(
-    flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
+    flat: FlatProblem, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:
     """Estimated change of the makespan in microseconds if a group moves to another device; negative = shorter.
 

@@ -30,7 +30,7 @@ from placeto.heuristics.local_search.thread_pool import (
 )
 from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.lowering import lowered
 from placeto.simulator.readings.timelines import timelines
 from placeto.simulator.slack import fill_slack
@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
 
 @compiled()
 def search(
-    flat: FlatProblems,
+    flat: FlatProblem,
     near: Neighbourhood,
     state: State,
     rules: Rules,
@@ -282,7 +282,7 @@ def _propose_batch(
 
 @compiled(inner=True, inline="always")
 def _prepare_estimates(
-    flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
+    flat: FlatProblem, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
     """Find the critical groups of the current schedule, and fill `scratch` with slacks and timelines for estimates."""
     num_devices, record, marked = len(flat.overhead_us), scratch.record, scratch.marked

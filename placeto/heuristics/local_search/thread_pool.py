@@ -22,7 +22,7 @@ from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
@@ -91,7 +91,7 @@ def new_batch(proposals: int, groups: int) -> Batch:
     return Batch(**integers, **floats, **moves, **hashes)
 
 
-def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int) -> ThreadPool:
+def new_thread_pool(threads: int, flat: FlatProblem, groups: int, devices: int) -> ThreadPool:
     """Return a pool whose threads have no work yet."""
     ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
@@ -180,7 +180,7 @@ def await_all(pool: ThreadPool) -> None:
 
 @compiled(inner=True, inline="always")
 def take_part(
-    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
+    flat: FlatProblem, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
 ) -> None:
     """Do tasks (see `call`) until none is left, or until this thread has simulated a proposal that is accepted."""
     control, placement, record = pool.control, pool.placement[thread], record_of(pool, thread)
@@ -207,7 +207,7 @@ def take_part(
 
 
 @compiled(inner=True)
-def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
+def _estimate(flat: FlatProblem, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
     """Make the delta estimates of all moves of the critical group ``state.critical[i]``."""
     num_devices, group = state.salt.shape[1], state.critical[i]
     pair = i * (num_devices - 1)

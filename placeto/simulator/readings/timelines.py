@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record
 from placeto.simulator.lowering import num_relays
 
 
 @compiled(inner=True)
 def timelines(
-    flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
+    flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
     """Fill `line` (N,) with the ops that take time, by device and start, and `ptr` (D+1,) with each device's offsets.
 
