@@ -25,7 +25,7 @@ from experiments.command import command
 from experiments.tables import markdown
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator import kernel, memory
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.slack import fill_slack
@@ -46,13 +46,13 @@ import time
 begin = time.perf_counter()
 import numpy as np
 from placeto import PlacementProblem, ComputationGraph, load_cluster, simulate
-from placeto.simulator.schedule import ProblemBatch, simulate_batch
+from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.slack import fill_slack
 problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), load_cluster("2xk80"))
 imported = time.perf_counter()
 simulate(problem, np.array([0]))
 first = time.perf_counter()
-simulate_batch(ProblemBatch.of([problem]), np.array([0]), np.array([[0]]))
+simulate_batch(problem, np.array([[0]]))
 print(imported - begin, first - imported, time.perf_counter() - first)
 """
 
@@ -114,27 +114,25 @@ def bench(graph: ComputationGraph, num_devices: int, mode: str, seconds: float) 
     problem = PlacementProblem(graph, k80_cluster(num_devices, *MODES[mode]))
     count = min(64, max(4, 100_000 // graph.num_ops))
     placements = np.random.default_rng(1).integers(0, num_devices, (count, graph.num_ops))
-    flat, record = problem.arrays, kernel.new_record(problem.arrays, 0)
+    flat, record = problem.arrays, kernel.new_record(problem.arrays)
     op_slack, send_slack = np.empty(graph.num_ops), np.empty(graph.num_edges)
     peak = np.zeros(num_devices, np.int64)
 
     def schedule(row: np.ndarray) -> None:
-        kernel.run(flat, 0, row, record, np.inf)
+        kernel.run(flat, row, record, np.inf)
 
     def with_slack(row: np.ndarray) -> None:
-        makespan, num_sends = kernel.run(flat, 0, row, record, np.inf)
-        fill_slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
+        makespan, num_sends = kernel.run(flat, row, record, np.inf)
+        fill_slack(flat, row, record, num_sends, makespan, op_slack, send_slack)
 
     def with_memory(row: np.ndarray) -> None:
-        _, num_sends = kernel.run(flat, 0, row, record, np.inf)
-        memory.peak_memory(flat, 0, row, record, num_sends, peak)
-
-    batch, index = ProblemBatch.of([problem]), np.zeros(count, np.int64)
+        _, num_sends = kernel.run(flat, row, record, np.inf)
+        memory.peak_memory(flat, row, record, num_sends, peak)
 
     def in_threads(number: int) -> Callable[[np.ndarray], object]:
         def run(rows: np.ndarray) -> None:
             set_threads(1, number)
-            simulate_batch(batch, index, rows)
+            simulate_batch(problem, rows)
 
         return run
 

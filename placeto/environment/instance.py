@@ -13,21 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.problem.flat import concatenated
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.grouping.group_arrays import group_arrays
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 
 
-class FlatInstances(NamedTuple):
-    """The arrays of C instances, concatenated. Offsets of ops and edges are those of their `FlatProblems`.
+class FlatInstance(NamedTuple):
+    """The arrays of an instance, int64 unless they say float64."""
 
-    Instance c has the slices from its offset to that of instance c + 1. Within an instance, ops, groups, tensors and
-    arcs are numbered from 0. Arrays are int64 unless they say float64.
-    """
-
-    group_offset: np.ndarray  # (C+1,) offsets of each instance's groups
-    arc_offset: np.ndarray  # (C+1,) offsets of each instance's tensor arcs
     group: np.ndarray  # (N,); this and the next five are fields of `GroupArrays`
     op_ptr: np.ndarray  # (G+1,)
     ops: np.ndarray  # (N,)
@@ -40,8 +33,8 @@ class FlatInstances(NamedTuple):
     arc_tensor: np.ndarray  # (A,) tensor
     arc_pair: np.ndarray  # (A,) pair arc that has the tensor arc
     resident: np.ndarray  # (G,) float64, bytes of parameters, gradients and optimizer state
-    single_us: np.ndarray  # (C,) float64, best single-device makespan
-    lower_bound_us: np.ndarray  # (C,) float64, lower bound of the makespan
+    single_us: np.ndarray  # (1,) float64, best single-device makespan
+    lower_bound_us: np.ndarray  # (1,) float64, lower bound of the makespan
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +43,7 @@ class Instance:
 
     problem: PlacementProblem
     groups: Groups
-    arrays: FlatInstances  # of this instance alone
+    arrays: FlatInstance
     pairs: np.ndarray  # (2, P) int64, pair arcs: from which group to which
     traversal: np.ndarray  # (G,) int64, position of each group in topological order
 
@@ -82,9 +75,7 @@ def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> In
 
     traversal = np.empty(num_groups, np.int64)
     traversal[np.argsort(graph.position[arrays.ops[arrays.op_ptr[:-1]]], kind="stable")] = np.arange(num_groups)
-    flat = FlatInstances(
-        np.array([0, num_groups], np.int64),
-        np.array([0, arcs.shape[1]], np.int64),
+    flat = FlatInstance(
         *arrays,
         in_arc=in_arc,
         arc_src=producer.astype(np.int64),
@@ -104,11 +95,10 @@ Measure = Callable[[int, np.ndarray], float]
 
 @dataclass(frozen=True, eq=False)
 class InstanceBatch:
-    """C instances in one set of flat arrays. Their graphs, groups and clusters may all differ."""
+    """C instances. Their graphs, groups and clusters may all differ."""
 
     instances: tuple[Instance, ...]  # (C,)
-    problems: ProblemBatch
-    arrays: FlatInstances  # of all instances
+    single_us: np.ndarray  # (C,) float64, best single-device makespans, in microseconds
     num_groups: np.ndarray  # (C,) int64
     num_devices: np.ndarray  # (C,) int64
     num_pairs: np.ndarray  # (C,) int64, pair arcs of each instance
@@ -119,8 +109,7 @@ class InstanceBatch:
         """Make a batch of instances."""
         return cls(
             instances=tuple(instances),
-            problems=ProblemBatch.of([i.problem for i in instances]),
-            arrays=FlatInstances(*concatenated([i.arrays for i in instances])),
+            single_us=np.array([i.problem.single_device_us for i in instances]),
             num_groups=np.array([i.groups.num_groups for i in instances], np.int64),
             num_devices=np.array([i.problem.num_devices for i in instances], np.int64),
             num_pairs=np.array([i.pairs.shape[1] for i in instances], np.int64),
@@ -131,8 +120,3 @@ class InstanceBatch:
     def max_groups(self) -> int:
         """G, the groups of the largest instance."""
         return int(self.num_groups.max())
-
-    @property
-    def single_us(self) -> np.ndarray:
-        """(C,) float64, best single-device makespans, in microseconds."""
-        return self.arrays.single_us

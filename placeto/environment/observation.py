@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
+from placeto.environment.instance import FlatInstance, Instance, InstanceBatch
 from placeto.environment.observation_kernel import Situation, describe, describe_moves, situation
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.memory import penalised
@@ -62,14 +62,25 @@ def observe(
         The observation, makespans (B,) in microseconds, and memory overflows (B,).
     """
     observation = _empty(batch, index, placement, visited, steps)
-    index = np.ascontiguousarray(index, np.int64)
     placement = np.ascontiguousarray(placement, np.int64)
     arc_first = np.concatenate([[0], np.cumsum(batch.num_pairs[index])])
     makespan, overflow = np.empty(len(index)), np.empty(len(index))
-    arrays = observation.node, observation.pair, observation.edge, observation.offered
-    flat, rows = batch.problems.arrays, (index, placement, observation.first, arc_first, *arrays)
-    work = partial(_observe_rows, flat, batch.arrays, *rows, makespan, overflow)
-    in_parts(work, len(index), np.diff(flat.op_offset)[index].sum() >= PARALLEL_OPS)
+
+    def observe_rows(begin: int, end: int) -> None:
+        for b, instance in enumerate(observation.instances[begin:end], begin):
+            nodes, arcs = slice(*observation.first[b : b + 2]), slice(*arc_first[b : b + 2])
+            makespan[b], overflow[b] = _observe_one(
+                instance.problem.arrays,
+                instance.arrays,
+                placement[b],
+                observation.node[nodes],
+                observation.pair[nodes],
+                observation.edge[arcs],
+                observation.offered[nodes],
+            )
+
+    ops = sum(instance.problem.num_ops for instance in observation.instances)
+    in_parts(observe_rows, len(index), ops >= PARALLEL_OPS)
     return observation, makespan, overflow
 
 
@@ -86,9 +97,10 @@ def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Ob
     """
     steps = visited.sum()
     observation = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
-    flat, devices = batch.problems.arrays, int(batch.num_devices[0])
+    (instance,) = batch.instances
+    flat, devices = instance.problem.arrays, int(batch.num_devices[0])
     arrays = observation.node, observation.pair, observation.edge, observation.offered
-    described = _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays)
+    described = _look(flat, instance.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays)
     several = len(flat.resident) * devices >= SERIAL_LOOK
     parts = _PARTS * threads() if several else 1
     in_parts(partial(_describe_parts, described, observation.offered, observation.pair, parts), parts, several)
@@ -138,28 +150,19 @@ def score_moves(
         device: (B, L) int64, device that it moves to. If it is below 0, nothing is simulated and the result is NaN.
     """
     makespan, overflow = np.full(group.shape, np.nan), np.zeros(group.shape)
-    flat = batch.problems.arrays
-    work = partial(
-        _score_moves,
-        flat,
-        batch.arrays.group,
-        np.ascontiguousarray(index, np.int64),
-        np.ascontiguousarray(placement, np.int64),
-        np.ascontiguousarray(group, np.int64),
-        np.ascontiguousarray(device, np.int64),
-        makespan,
-        overflow,
-    )
-    several = group.shape[1] * np.diff(flat.op_offset)[index].sum() >= PARALLEL_OPS
-    in_parts(work, group.size, several)
+    placement, group, device = (np.ascontiguousarray(array, np.int64) for array in (placement, group, device))
+    for b, number in enumerate(index.tolist()):
+        problem, arrays = batch.instances[number].problem, batch.instances[number].arrays
+        work = partial(_score_moves, problem.arrays, arrays.group, placement[b], group[b], device[b])
+        several = group.shape[1] * problem.num_ops >= PARALLEL_OPS
+        in_parts(partial(work, makespan[b], overflow[b]), group.shape[1], several)
     return penalised(makespan, overflow)
 
 
 @compiled()
 def _score_moves(
-    flat: FlatProblems,
+    flat: FlatProblem,
     group_of: np.ndarray,
-    index: np.ndarray,
     placement: np.ndarray,
     group: np.ndarray,
     device: np.ndarray,
@@ -168,23 +171,18 @@ def _score_moves(
     first: int,
     last: int,
 ) -> None:
-    moves = group.shape[1]
-    for k in range(first, last):
-        b, m = k // moves, k % moves
-        if device[b, m] < 0:
+    for m in range(first, last):
+        if device[m] < 0:
             continue
-        p = index[b]
-        group_of_op = group_of[flat.op_offset[p] : flat.op_offset[p + 1]]
-        ops = np.empty(len(group_of_op), np.int64)
-        for i in range(len(group_of_op)):
-            ops[i] = device[b, m] if group_of_op[i] == group[b, m] else placement[b, group_of_op[i]]
-        makespan[b, m], overflow[b, m] = memory.score(flat, p, ops, np.inf)
+        ops = np.empty(len(group_of), np.int64)
+        for i in range(len(group_of)):
+            ops[i] = device[m] if group_of[i] == group[m] else placement[group_of[i]]
+        makespan[m], overflow[m] = memory.score(flat, ops, np.inf)
 
 
 @compiled(inner=True)
-def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.ndarray) -> np.ndarray:
-    """(N,) int64, device of each op of instance `p` in a placement of groups."""
-    group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
+def _on_ops(group: np.ndarray, placement: np.ndarray) -> np.ndarray:
+    """(N,) int64, device of each op, whose groups are `group` (N,), in a placement of groups."""
     ops = np.empty(len(group), np.int64)
     for i in range(len(group)):
         ops[i] = placement[group[i]]
@@ -193,9 +191,8 @@ def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.
 
 @compiled(inner=True, inline="always")
 def _describe(
-    flat: FlatProblems,
-    instances: FlatInstances,
-    p: int,
+    flat: FlatProblem,
+    instance: FlatInstance,
     schedule: tuple[np.ndarray, kernel.Record, float, int],
     asked: np.ndarray,
     node: np.ndarray,
@@ -208,19 +205,18 @@ def _describe(
     `schedule` is the devices of the ops (N,), the record, the makespan in us, and the number of sends.
     """
     ops, record, span, num_sends = schedule
-    low, q, place = lowered(flat, p, ops)
+    low, place = lowered(flat, ops)
     op_slack, send_slack = np.empty(len(place)), np.empty(num_sends)
-    fill_slack(low, q, place, record, num_sends, span, op_slack, send_slack)
-    described = situation(flat, instances, p, ops, record, num_sends, span, op_slack)
-    describe(described, instances.single_us[p], instances.lower_bound_us[p], asked, node, pair, edge, offered)
+    fill_slack(low, place, record, num_sends, span, op_slack, send_slack)
+    described = situation(flat, instance, ops, record, num_sends, span, op_slack)
+    describe(described, instance.single_us[0], instance.lower_bound_us[0], asked, node, pair, edge, offered)
     return described
 
 
-@compiled(inner=True)
+@compiled()
 def _observe_one(
-    flat: FlatProblems,
-    instances: FlatInstances,
-    p: int,
+    flat: FlatProblem,
+    instance: FlatInstance,
     placement: np.ndarray,
     node: np.ndarray,
     pair: np.ndarray,
@@ -228,42 +224,18 @@ def _observe_one(
     offered: np.ndarray,
 ) -> tuple[float, float]:
     """Simulate one placement and fill its columns; returns its makespan in us and its memory overflow."""
-    ops, record = _on_ops(flat, instances, p, placement), kernel.new_record(flat, p)
-    makespan, overflow, num_sends = memory.run_and_measure(flat, p, ops, record, np.inf)
+    ops, record = _on_ops(instance.group, placement), kernel.new_record(flat)
+    makespan, overflow, num_sends = memory.run_and_measure(flat, ops, record, np.inf)
     schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
-    described = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
+    described = _describe(flat, instance, schedule, asked, node, pair, edge, offered)
     describe_moves(described, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
     return makespan, overflow
 
 
 @compiled()
-def _observe_rows(
-    flat: FlatProblems,
-    instances: FlatInstances,
-    index: np.ndarray,
-    placement: np.ndarray,
-    first: np.ndarray,
-    arc_first: np.ndarray,
-    node: np.ndarray,
-    pair: np.ndarray,
-    edge: np.ndarray,
-    offered: np.ndarray,
-    makespan: np.ndarray,
-    overflow: np.ndarray,
-    begin: int,
-    end: int,
-) -> None:
-    """Observe the placements from `begin` to before `end`."""
-    for b in range(begin, end):
-        rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
-        seen = node[rows], pair[rows], edge[arcs], offered[rows]
-        makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
-
-
-@compiled()
 def _look(
-    flat: FlatProblems,
-    instances: FlatInstances,
+    flat: FlatProblem,
+    instance: FlatInstance,
     placement: np.ndarray,
     asked: np.ndarray,
     node: np.ndarray,
@@ -272,11 +244,11 @@ def _look(
     offered: np.ndarray,
 ) -> Situation:
     """Simulate one placement and fill its columns, but for those of `describe_moves`."""
-    ops, record = _on_ops(flat, instances, LONE, placement), kernel.new_record(flat, LONE)
-    low, q, place = lowered(flat, LONE, ops)
-    span, num_sends = kernel.run(low, q, place, record, np.inf)
+    ops, record = _on_ops(instance.group, placement), kernel.new_record(flat)
+    low, place = lowered(flat, ops)
+    span, num_sends = kernel.run(low, place, record, np.inf)
     schedule = ops, record, span, num_sends
-    return _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
+    return _describe(flat, instance, schedule, asked, node, pair, edge, offered)
 
 
 @compiled()

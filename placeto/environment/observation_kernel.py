@@ -3,7 +3,7 @@
 Legend: N ops, D devices, G groups, E edges, T tensors, A tensor arcs (a tensor and a group that reads it), P pair arcs
 (ordered pairs of groups that exchange tensors), M positions on all timelines. Times in microseconds.
 Indices: g and h groups, c the device of a group, d any device, i op, u producer, j child, e edge, a tensor arc, p pair
-arc (the number of the instance in `situation`), k position in `ops`.
+arc, k position in `ops`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.environment.instance import FlatInstances
+from placeto.environment.instance import FlatInstance
 from placeto.environment.offers import offer
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record
 from placeto.simulator.readings.timelines import first_after, timelines
 
@@ -75,9 +75,8 @@ class Loads(NamedTuple):
 
 @compiled(inner=True)
 def situation(
-    flat: FlatProblems,
-    instances: FlatInstances,
-    p: int,
+    flat: FlatProblem,
+    instance: FlatInstance,
     place: np.ndarray,
     record: Record,
     num_sends: int,
@@ -87,24 +86,16 @@ def situation(
     """Return the situation from which the feature columns are computed.
 
     Args:
-        flat: the problems.
-        instances: the same problems with their groups.
-        p: number of the instance.
+        flat: the problem.
+        instance: the same problem with its groups.
         place: (N,) device of each op.
         record: schedule of this placement.
         num_sends: number of sends in the record.
         makespan: of the schedule, us.
         slack: (N,) us.
     """
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
-    device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
-    pair0, pair1 = flat.pair_offset[p], flat.pair_offset[p + 1]
-    group0, group1 = instances.group_offset[p], instances.group_offset[p + 1]
-    arc0, arc1 = instances.arc_offset[p], instances.arc_offset[p + 1]
-    n, devices = op1 - op0, device1 - device0
-    latency = flat.latency_us[pair0:pair1].reshape(devices, devices)
-    bandwidth = flat.bandwidth[pair0:pair1].reshape(devices, devices)
+    n, devices = len(flat.op_rank), len(flat.overhead_us)
+    latency, bandwidth = flat.latency_us.reshape(devices, devices), flat.bandwidth.reshape(devices, devices)
     mean_latency, mean_rate, links = 0.0, 0.0, 0
     for a in range(devices):
         for b in range(devices):
@@ -116,34 +107,34 @@ def situation(
         mean_latency /= links
         mean_rate /= links
     line_ptr, line = np.empty(devices + 1, np.int64), np.empty(n, np.int64)
-    timelines(flat, p, place, record, num_sends, line_ptr, line)
+    timelines(flat, place, record, num_sends, line_ptr, line)
     soft = 0.01 * makespan + 1e-9  # above 0 for a step that takes no time, too
     weight = np.empty(n)
     for i in range(n):
         weight[i] = np.exp(-slack[i] / soft)
     result = Situation(
         place,
-        flat.op_time[flat.time_offset[p] : flat.time_offset[p] + n * devices].reshape(n, devices),
-        flat.overhead_us[device0:device1],
+        flat.op_time[: n * devices].reshape(n, devices),
+        flat.overhead_us,
         latency,
         bandwidth,
-        flat.memory[device0:device1],
-        flat.tensor_bytes[flat.tensor_offset[p] : flat.tensor_offset[p + 1]],
-        instances.group[op0:op1],
-        instances.op_ptr[group0 + p : group1 + p + 1],
-        instances.ops[op0:op1],
-        instances.resident[group0:group1],
-        instances.in_ptr[op0 + p : op1 + p + 1],
-        instances.in_src[edge0:edge1],
-        instances.in_tensor[edge0:edge1],
-        instances.in_arc[edge0:edge1],
-        flat.out_ptr[op0 + p : op1 + p + 1],
-        flat.out_child[edge0:edge1],
-        flat.out_tensor[edge0:edge1],
-        instances.arc_src[arc0:arc1],
-        instances.arc_dst[arc0:arc1],
-        instances.arc_tensor[arc0:arc1],
-        instances.arc_pair[arc0:arc1],
+        flat.memory,
+        flat.tensor_bytes,
+        instance.group,
+        instance.op_ptr,
+        instance.ops,
+        instance.resident,
+        instance.in_ptr,
+        instance.in_src,
+        instance.in_tensor,
+        instance.in_arc,
+        flat.out_ptr,
+        flat.out_child,
+        flat.out_tensor,
+        instance.arc_src,
+        instance.arc_dst,
+        instance.arc_tensor,
+        instance.arc_pair,
         line_ptr,
         line,
         record.start,

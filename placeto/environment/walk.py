@@ -16,7 +16,7 @@ import numpy as np
 
 from placeto.environment.instance import Instance, Measure
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.problem.grouping import expand
 from placeto.simulator import kernel, memory
 from placeto.simulator.schedule import PARALLEL_OPS
@@ -140,7 +140,7 @@ class WalkState:
 
 @compiled()
 def _starts(
-    flat: FlatProblems,
+    flat: FlatProblem,
     group: np.ndarray,
     placement: np.ndarray,
     makespan: np.ndarray,
@@ -158,11 +158,11 @@ def _starts(
 
 
 @compiled(inner=True)
-def _start_one(flat: FlatProblems, group: np.ndarray, placement: np.ndarray, start: np.ndarray) -> tuple[float, float]:
-    ops, record = np.empty(len(group), np.int64), kernel.new_record(flat, LONE)
+def _start_one(flat: FlatProblem, group: np.ndarray, placement: np.ndarray, start: np.ndarray) -> tuple[float, float]:
+    ops, record = np.empty(len(group), np.int64), kernel.new_record(flat)
     for i in range(len(group)):
         ops[i] = placement[group[i]]
-    makespan, overflow, _ = memory.run_and_measure(flat, LONE, ops, record, np.inf)
+    makespan, overflow, _ = memory.run_and_measure(flat, ops, record, np.inf)
     start[:] = np.inf
     for i in range(len(group)):
         start[group[i]] = min(start[group[i]], record.start[i])

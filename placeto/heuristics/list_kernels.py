@@ -16,7 +16,7 @@ import numpy as np
 
 from placeto.plumbing.array_kernels import NONE, number_up_to, stable_argsort
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FREE, PAIR, FlatProblems
+from placeto.problem.flat import FREE, PAIR, FlatProblem
 
 MOST_READY = 500
 """Upper limit of the ready ops that ETF considers at a time, so that it takes time in proportion to the ops."""
@@ -53,15 +53,15 @@ class Booked(NamedTuple):
 
 
 @compiled(inner=True)
-def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
+def nothing_booked(flat: FlatProblem, order: Order, queueing: bool) -> Booked:
     """Return the empty schedule, in which only the ops that float count as placed."""
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     return Booked(
         finish=np.zeros(n),
         placed=order.floats.copy(),
         home=np.full(len(order.demand), -1),
         used=np.zeros(d),
-        delivered=np.full((flat.tensor_offset[1], d), -1.0),
+        delivered=np.full((len(flat.tensor_src), d), -1.0),
         link_free=np.zeros(d * d if queueing and flat.link[0] != FREE else 0),
     )
 
@@ -130,7 +130,7 @@ def bind(order: Order, booked: Booked, op: int, device: int, to_bind: np.ndarray
 
 
 @compiled(inner=True)
-def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
+def settled(flat: FlatProblem, order: Order, booked: Booked) -> np.ndarray:
     """(N,) device of each op; each group that isn't bound goes to the device with the most free memory."""
     home, used = booked.home, booked.used
     for group in range(len(home)):
@@ -141,9 +141,9 @@ def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 
 
 @compiled(inner=True)
-def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
+def arrival_of(flat: FlatProblem, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """Microseconds at which all inputs of an op are on a device; with `commit` their transfers enter the schedule."""
-    num_devices = flat.device_offset[1]
+    num_devices = len(flat.overhead_us)
     pair = flat.link[0] == PAIR
     finish, delivered, link_free = booked.finish, booked.delivered, booked.link_free
     ready = 0.0
@@ -175,9 +175,9 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
 
 
 @compiled()
-def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
+def earliest_finish(flat: FlatProblem, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
     """HEFT with insertion into idle gaps: the device (N,) of each op, and its start (N,) in us by HEFT's estimate."""
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     booked = nothing_booked(flat, order, queueing)
     home, used = booked.home, booked.used
     to_bind, last_call = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
@@ -221,7 +221,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
 
 
 @compiled(inner=True)
-def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
+def _ranked(flat: FlatProblem, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank; with equal ranks producers come before their consumers. `missing` is overwritten."""
     n = len(rank)
     queue, head, tail = np.empty(n, np.int64), 0, 0
@@ -285,7 +285,7 @@ def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop:
 
 @compiled(inner=True)
 def _precedes(
-    flat: FlatProblems, rank: np.ndarray, awaited: np.ndarray, op: int, device: int, rival: int, target: int
+    flat: FlatProblem, rank: np.ndarray, awaited: np.ndarray, op: int, device: int, rival: int, target: int
 ) -> bool:
     """Whether an op on a device precedes a rival on its target, if both can start at the same time.
 
@@ -296,14 +296,14 @@ def _precedes(
     if rank[op] != rank[rival]:
         return rank[op] > rank[rival]
     if op == rival:
-        first = op * flat.device_offset[1]
+        first = op * len(flat.overhead_us)
         return flat.op_time[first + device] < flat.op_time[first + target]
     return op < rival
 
 
 @compiled(inner=True)
 def _estimate(
-    flat: FlatProblems, order: Order, booked: Booked, op: int, arrival: np.ndarray, latest: np.ndarray
+    flat: FlatProblem, order: Order, booked: Booked, op: int, arrival: np.ndarray, latest: np.ndarray
 ) -> None:
     """Estimate when an op's inputs are on each device: `arrival` (N, D) us, and `latest` (N,), on all devices."""
     for device in range(arrival.shape[1]):
@@ -313,7 +313,7 @@ def _estimate(
 
 @compiled()
 def earliest_start(
-    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
+    flat: FlatProblem, order: Order, queueing: bool, favourites: Favourites
 ) -> tuple[np.ndarray, np.ndarray]:
     """ETF; of ops that can start equally early, the one with the greatest upward rank comes first.
 
@@ -325,7 +325,7 @@ def earliest_start(
 
     Returns the device (N,) of each op, and its start (N,) in us by this estimate.
     """
-    n, d = flat.op_offset[1], flat.device_offset[1]
+    n, d = len(flat.op_rank), len(flat.overhead_us)
     starts = np.zeros(n)
     booked = nothing_booked(flat, order, queueing)
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow

@@ -24,7 +24,8 @@ def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., 
 
     numba compiles a function of numpy once for each set of options of the kernels that call it. A literal that a kernel
     passes to another kernel, such as 0, is a type of its own to numba, which compiles the other kernel once more for
-    it. Numbers of numpy, such as `LONE`, are not. Kernels release Python's lock, and a division by zero is no error.
+    it. Numbers of numpy, such as `np.int64(0)`, are not. Kernels release Python's lock, and a division by zero is no
+    error.
 
     Args:
         inner: whether only other kernels call the kernel. Then what Python needs to call it isn't compiled, and a call

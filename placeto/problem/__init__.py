@@ -14,7 +14,7 @@ from placeto.errors import ClusterError, GraphError
 from placeto.plumbing.lazily import lazily
 from placeto.problem.cluster import CLUSTERS, Cluster, Device, Link, Topology
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 
 if TYPE_CHECKING:
     from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
@@ -29,7 +29,6 @@ __all__ = [
     "Groups",
     "Link",
     "PlacementProblem",
-    "ProblemBatch",
     "Topology",
     "expand",
     "group_ops",

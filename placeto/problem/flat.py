@@ -1,12 +1,11 @@
 """The flat arrays that kernels read.
 
-Legend: N ops, T tensors, E edges, D devices, P problems of a batch, R relays.
+Legend: N ops, T tensors, E edges, D devices, R relays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,33 +18,21 @@ EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one for each sender, one for each ordered pair of devices, or none (no transfer waits)."""
 FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
-LONE: Any = np.int64(0)
-"""Index of the only problem of a batch of one, for kernels that call others: see `placeto.plumbing.compiling`."""
 
 
-class FlatProblems(NamedTuple):
-    """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
+class FlatProblem(NamedTuple):
+    """A problem as flat arrays.
 
     Nobody may write to the arrays, although they are writable: numba takes read-only arrays for another type than the
     writable ones that lowering makes.
 
-    All integers are int64, all other numbers float64. Inside a problem, ops, tensors and devices are numbered from 0,
-    and the ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
+    All integers are int64, all other numbers float64.
     """
 
-    op_offset: np.ndarray  # (P+1,) ops
-    edge_offset: np.ndarray  # (P+1,) edges
-    tensor_offset: np.ndarray  # (P+1,) tensors
-    device_offset: np.ndarray  # (P+1,) devices
-    time_offset: np.ndarray  # (P+1,) (N + R) * D
-    pair_offset: np.ndarray  # (P+1,) D * D
-    shared_offset: np.ndarray  # (P+1,) shared links
-    path_offset: np.ndarray  # (P+1,) shared links crossed, over all pairs of devices
-    # per problem
-    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (only over egress links: see Cluster)
-    link: np.ndarray  # (P,) int64, EGRESS, PAIR or FREE
-    dispatch: np.ndarray  # (P,) int64, FIFO, PRIORITY or LIST
-    link_gap_us: np.ndarray  # (P,)
+    broadcast: np.ndarray  # (1,) int64, 1 = one send for all destinations (only over egress links: see Cluster)
+    link: np.ndarray  # (1,) int64, EGRESS, PAIR or FREE
+    dispatch: np.ndarray  # (1,) int64, FIFO, PRIORITY or LIST
+    link_gap_us: np.ndarray  # (1,)
     # per op
     op_time: np.ndarray  # ((N+R)*D,) us, row-major; 0 for relays
     later_us: np.ndarray  # (N,) us in which the host launches all but the first of the calls that an op stands for
@@ -75,12 +62,11 @@ class FlatProblems(NamedTuple):
     device_rank: np.ndarray  # (D,) int64, rank of the device's name
     bandwidth: np.ndarray  # (D*D,) bytes/us, row-major, from row to column
     latency_us: np.ndarray  # (D*D,)
-    path_ptr: np.ndarray  # (D*D+1,) offsets of each pair's shared links in the problem's part of `path_link`
+    path_ptr: np.ndarray  # (D*D+1,) offsets of each pair's shared links in `path_link`
     # per pair and shared link that its transfers cross; then per shared link
     path_link: np.ndarray  # int64, number of the shared link
     shared_bandwidth: np.ndarray  # bytes/us
     # what lowering reads, see `placeto.problem.flat_sums`; empty for a problem that lowering leaves as it is
-    lowering_offset: np.ndarray  # (P+1,)
     lowering: np.ndarray  # int64
 
 
@@ -93,7 +79,7 @@ def flatten(
     dispatch: int,
     priority: np.ndarray,
     later: np.ndarray | None = None,
-) -> FlatProblems:
+) -> FlatProblem:
     """Return one problem as flat arrays.
 
     Args:
@@ -118,19 +104,7 @@ def flatten(
     tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
 
     path_ptr, path_link = cluster.paths
-
-    def offset(count: int) -> np.ndarray:
-        return np.array([0, count], np.int64)
-
-    arrays = FlatProblems(
-        op_offset=offset(num_ops),
-        edge_offset=offset(graph.num_edges),
-        tensor_offset=offset(num_tensors),
-        device_offset=offset(num_devices),
-        time_offset=offset((num_ops + len(relays)) * num_devices),
-        pair_offset=offset(num_devices**2),
-        shared_offset=offset(len(cluster.shared_links)),
-        path_offset=offset(len(path_link)),
+    arrays = FlatProblem(
         broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
         link=np.array([LINKS.index(cluster.link)], np.int64),
         dispatch=np.array([dispatch], np.int64),
@@ -163,21 +137,9 @@ def flatten(
         path_ptr=path_ptr,
         path_link=path_link,
         shared_bandwidth=np.array([link.bandwidth for link in cluster.shared_links], np.float64),
-        lowering_offset=offset(len(lowering)),
         lowering=lowering,
     )
-    return FlatProblems(*map(own, arrays))
-
-
-def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-    """Concatenate named tuples of one class field by field; the fields ``*_offset`` continue their count."""
-    columns = []
-    for name, column in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
-        if name.endswith("_offset"):
-            columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
-        else:
-            columns.append(np.concatenate(column))
-    return columns
+    return FlatProblem(*map(own, arrays))
 
 
 def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:

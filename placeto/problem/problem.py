@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.cluster.cluster import frozen
 from placeto.problem.costs import EFFICIENCY, CostModel, checked_times, with_measured
 from placeto.problem.dispatch import order_alone, priorities
-from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path, own
+from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblem, flatten, longest_path, own
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import live_bytes
@@ -211,8 +210,8 @@ class PlacementProblem:
         return ops + graph.num_edges * transfer
 
     @cached_property
-    def arrays(self) -> FlatProblems:
-        """The problem as flat arrays, a batch of one problem, which the kernels read."""
+    def arrays(self) -> FlatProblem:
+        """The problem as flat arrays, which the kernels read."""
         memory, dispatch = (self.resident_bytes, self.live_bytes), _KINDS.get(self.dispatch, PRIORITY)
         later = getattr(self.costs, "later_us", None)
         return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority, later)
@@ -239,34 +238,6 @@ class PlacementProblem:
     def priority(self) -> np.ndarray:
         """(N,) int64, place of each op in the order of dispatch, from 0 on; not used under "fifo"."""
         return frozen(priorities(self.graph, self.dispatch, self.busy_us))
-
-
-@dataclass(frozen=True, eq=False)
-class ProblemBatch:
-    """Several problems in one set of flat arrays, for `simulate_batch` and for kernels of your own."""
-
-    problems: tuple[PlacementProblem, ...]  # (P,)
-    arrays: FlatProblems
-
-    @classmethod
-    def of(cls, problems: Sequence[PlacementProblem]) -> ProblemBatch:
-        """Make a batch of problems, which may have different graphs and clusters.
-
-        Raises:
-            ValueError: there is no problem.
-        """
-        if not problems:
-            raise ValueError("a batch needs at least one problem")
-        return cls(tuple(problems), FlatProblems(*concatenated([problem.arrays for problem in problems])))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the problems alone: the arrays are made again from them."""
-        return ProblemBatch.of, (self.problems,)
-
-    @property
-    def max_ops(self) -> int:
-        """Number of ops of the largest problem: the width of a padded placement."""
-        return max(problem.num_ops for problem in self.problems)
 
 
 def check_problem(problem: object) -> None:

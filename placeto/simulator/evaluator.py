@@ -15,13 +15,13 @@ from hashlib import sha256
 import numpy as np
 
 from placeto.problem.grouping import Groups, expand, group_ops
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.problem.step.plan import Plan
 from placeto.simulator.memory import penalised
 from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
-from placeto.simulator.schedule import check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.schedule import simulate, simulate_batch
 
 _CHUNK_SECONDS = 0.02  # aimed duration of a chunk
 
@@ -85,7 +85,6 @@ class Evaluator:
         self.simulations = 0
         self.last_fits = False  # whether the last placement that was scored fits
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
-        self._batch = ProblemBatch((problem,), problem.arrays)
         self.pace = 0.0  # seconds per simulation of the last chunk; 0 before the first one
         self._largest = 0  # simulations of the largest chunk
         self._best = _Best(problem.dispatch)
@@ -181,7 +180,6 @@ class Evaluator:
         if dispatch == self.problem.dispatch:
             return
         self.problem = self.problem.under(dispatch)
-        self._batch = ProblemBatch((self.problem,), self.problem.arrays)
         if (groups := self._best_groups) is not None:
             self._best_groups, self._best_groups_score = None, math.inf
             self.score(groups)
@@ -280,10 +278,7 @@ class Evaluator:
         Raises:
             PlacementError: there isn't one device of the cluster for each op; or the order contradicts the graph.
         """
-        row = np.asarray(placement)
-        if row.shape != (self.problem.num_ops,):
-            check_placement(self.problem, row)  # which `simulate_batch` takes if it is longer
-        return float(self._score_rows(row[None], order)[0])
+        return float(self._score_rows(np.asarray(placement)[None], order)[0])
 
     def score_plan(self, plan: Plan, placement: np.ndarray, order: np.ndarray | None = None) -> float:
         """Score the placement (N,) of a plan as `score_ops` does; if it is the best, the result has the plan."""
@@ -351,12 +346,10 @@ class Evaluator:
         return PlacementResult(placement, makespan, fits, *spent, problem, order=order, plan=plan)
 
     def _score_rows(self, placements: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-        scores, done, batch = np.full(len(placements), math.inf), 0, self._batch
-        if order is not None:
-            batch = ProblemBatch((self.problem,), in_order(self.problem, order))
+        scores, done = np.full(len(placements), math.inf), 0
         while done < len(placements) and (count := self.next_chunk(len(placements) - done)) > 0:
             before, rows = self.seconds, placements[done : done + count]
-            makespans, overflows = simulate_batch(batch, np.zeros(count, np.int64), rows)
+            makespans, overflows = simulate_batch(self.problem, rows, order)
             scores[done : done + count] = penalised(makespans, overflows)
             for row, makespan, overflow in zip(rows, makespans, overflows, strict=True):
                 self.simulations += 1

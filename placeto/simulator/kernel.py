@@ -1,12 +1,12 @@
 """The simulator's kernel, which computes one schedule. `placeto.simulator.slack` and `memory` compute slack and memory.
 
-Kernels read a `FlatProblems` and the index of one problem in it, write into arrays of the caller, and may be called
-from any other numba function, also inside prange (with one `Record` for each thread or iteration):
+Kernels read a `FlatProblem`, write into arrays of the caller, and may be called from any other numba function, also
+inside prange (with one `Record` for each thread or iteration):
 
-    record = new_record(flat, p)
-    low, q, place = lowered(flat, p, placement)
-    makespan, num_sends = run(low, q, place, record, np.inf)
-    fill_slack(low, q, place, record, num_sends, makespan, op_slack, send_slack)
+    record = new_record(flat)
+    low, place = lowered(flat, placement)
+    makespan, num_sends = run(low, place, record, np.inf)
+    fill_slack(low, place, record, num_sends, makespan, op_slack, send_slack)
 
 `placeto.simulator.lowering` has `lowered`; a problem without sums of gradients over micro-batches is its own lowering.
 
@@ -28,7 +28,7 @@ import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
+from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblem
 
 _LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from _DEVICE; the last bits are the slot
 _DEVICE = 2 << 32
@@ -48,19 +48,17 @@ class Record(NamedTuple):
     order: np.ndarray  # (N+E,) int64, ops and sends in the order of their starts: op i as i, send s as N + s
 
 
-def record_sizes(flat: FlatProblems) -> tuple[int, int]:
-    """Return the numbers of ops and of edges, with relays, for which a record of the only problem has room."""
+def record_sizes(flat: FlatProblem) -> tuple[int, int]:
+    """Return the numbers of ops and of edges, with relays, for which a record has room."""
     relays = int(flat.lowering[0]) if len(flat.lowering) else 0
-    return int(flat.op_offset[-1]) + relays, int(flat.edge_offset[-1]) + relays
+    return len(flat.op_rank) + relays, len(flat.out_child) + relays
 
 
 @compiled()
-def new_record(flat: FlatProblems, p: int) -> Record:
-    """Return an empty record, large enough for problem `p` as any placement lowers it."""
-    first = flat.lowering_offset[p]
-    relays = flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
-    n = flat.op_offset[p + 1] - flat.op_offset[p] + relays
-    e = flat.edge_offset[p + 1] - flat.edge_offset[p] + relays
+def new_record(flat: FlatProblem) -> Record:
+    """Return an empty record, large enough for a problem as any placement lowers it."""
+    relays = flat.lowering[0] if len(flat.lowering) > 0 else 0
+    n, e = len(flat.op_rank) + relays, len(flat.out_child) + relays
     return Record(
         np.empty(n),
         np.empty(n),
@@ -132,8 +130,8 @@ def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int
 
 
 @compiled()
-def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
-    """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked), and fill `record`.
+def run(flat: FlatProblem, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
+    """Simulate a problem under `placement` (N or more entries, each in 0..D-1, not checked), and fill `record`.
 
     Returns the makespan in microseconds and the number of sends. If the makespan exceeds `cutoff`, it returns inf as
     soon as a bound shows this, and `record` is incomplete.
@@ -142,33 +140,22 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     # is passed to a kernel: with a kernel by which ops join their queue, inlined or not, simulations took 15 to 40 %
     # longer. So all is in this function. Indices: `i` op, `s` slot, `slot` the slot of the event, `k` edge or op of a
     # list. In the loop, `link` is an index of `bandwidth`: sender x D + receiver.
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
-    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
-    pair0, pair1 = flat.pair_offset[p], flat.pair_offset[p + 1]
-    shared0, shared1 = flat.shared_offset[p], flat.shared_offset[p + 1]
-    n, d = op1 - op0, device1 - device0
-    broadcast, pair, free_links = flat.broadcast[p] == 1, flat.link[p] == PAIR, flat.link[p] == FREE
-    by_priority, by_list = flat.dispatch[p] == PRIORITY, flat.dispatch[p] == LIST
-    gap = flat.link_gap_us[p]
-    op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
-    tail_us, rank, later_us = flat.tail_us[op0:op1], flat.op_rank[op0:op1], flat.later_us[op0:op1]
-    priority, ranked = flat.priority[op0:op1].copy(), flat.ranked[op0:op1].copy()
+    n, edges, d = len(flat.op_rank), len(flat.out_child), len(flat.overhead_us)
+    broadcast, pair, free_links = flat.broadcast[0] == 1, flat.link[0] == PAIR, flat.link[0] == FREE
+    by_priority, by_list = flat.dispatch[0] == PRIORITY, flat.dispatch[0] == LIST
+    op_time, gap = flat.op_time, flat.link_gap_us[0]
+    tail_us, rank, later_us = flat.tail_us, flat.op_rank, flat.later_us
+    priority, ranked = flat.priority.copy(), flat.ranked.copy()
     if by_priority and (placement[:n] == placement[0]).all():  # one device: the order of the program needs least memory
         for i in range(n):
             priority[i] = ranked[i] = i
-    out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
-    out_child, out_tensor = flat.out_child[edge0:edge1], flat.out_tensor[edge0:edge1]
-    named_child, tensor_child = flat.named_child[edge0:edge1], flat.tensor_child[edge0:edge1]
-    tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
-    tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
-    overhead, device_rank = flat.overhead_us[device0:device1], flat.device_rank[device0:device1]
-    launch_us, launched = flat.launch_us[device0:device1], np.zeros(d)  # when each device's next op is launched
-    bandwidth, latency = flat.bandwidth[pair0:pair1], flat.latency_us[pair0:pair1]
-    path_ptr = flat.path_ptr[pair0 + p : pair1 + p + 1]
-    path_link = flat.path_link[flat.path_offset[p] : flat.path_offset[p + 1]]
-    shared_bandwidth, shared_free = flat.shared_bandwidth[shared0:shared1], np.zeros(shared1 - shared0)
+    out_ptr, out_child, out_tensor, named_child = flat.out_ptr, flat.out_child, flat.out_tensor, flat.named_child
+    tensor_ptr, tensor_child = flat.tensor_ptr, flat.tensor_child
+    tensor_src, tensor_bytes = flat.tensor_src, flat.tensor_bytes
+    overhead, device_rank = flat.overhead_us, flat.device_rank
+    launch_us, launched = flat.launch_us, np.zeros(d)  # when each device's next op is launched
+    bandwidth, latency, path_ptr, path_link = flat.bandwidth, flat.latency_us, flat.path_ptr, flat.path_link
+    shared_bandwidth, shared_free = flat.shared_bandwidth, np.zeros(len(flat.shared_bandwidth))
     start, finish, order = record.start, record.finish, record.order
     send_tensor, send_dst = record.send_tensor, record.send_dst
     send_start, send_finish = record.send_start, record.send_finish
@@ -182,10 +169,10 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     free = np.zeros(num_slots)
     head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops or sends, as linked lists
     running = np.zeros(num_slots, np.int64)  # op or send of the slot's pending delivery
-    next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
-    send_cost = np.empty(edge1 - edge0)
+    next_op, next_send = np.empty(n, np.int64), np.empty(edges, np.int64)
+    send_cost = np.empty(edges)
     # by priority, and over free links, a queue of sends is a heap: `next_send` is then the right child of each send
-    heaps = edge1 - edge0 if by_priority or free_links else 0
+    heaps = edges if by_priority or free_links else 0
     left_send = np.empty(heaps, np.int64)
     send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
     # by priority, a queue is its first op, in `head`, and a set of `queued` others: one op alone needs no set
@@ -194,7 +181,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     num_upper = (num_words >> 6) + 1
     words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)
     new_sends = np.zeros((d, 2), np.int64)  # sends that wait for the end of the running op, as (first, stop)
-    missing = flat.num_inputs[op0:op1].copy()  # inputs that each op still waits for
+    missing = flat.num_inputs.copy()  # inputs that each op still waits for
     for s in range(d):
         base_key[s] = ((_DEVICE + device_rank[s]) << bits) + s
     for s in range(d, num_slots):
@@ -288,7 +275,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     order[num_starts] = n + send
                     num_starts += 1
                     # ties go by the producer's rank, as the keys of deliveries do, then by number
-                    send_tie[send], left_send[send], next_send[send] = rank[i] * (edge1 - edge0) + send, -1, -1
+                    send_tie[send], left_send[send], next_send[send] = rank[i] * (edges) + send, -1, -1
                     head[d] = _merged(head[d], send, send_finish, send_tie, left_send, next_send)
                 if head[d] >= 0:
                     slot_time[d] = send_finish[head[d]]

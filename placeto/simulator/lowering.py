@@ -10,7 +10,7 @@ read crosses to this host once, to one of these devices. There an op of no cost,
 On another host, the device that adds up or passes on is the one with the home's number within its host. If this device
 takes no part, it is the next one that does. So homes on different devices spread this work over the devices.
 
-The lowered problem is a `FlatProblems` like any other: N ops of the graph, then R relays; E edges, then one edge into
+The lowered problem is a `FlatProblem` like any other: N ops of the graph, then R relays; E edges, then one edge into
 each relay; T tensors, then that of each relay. A problem without sums and relays is its own lowering.
 
 Legend: N ops, T tensors, E edges, D devices, H hosts, Q copied tensors, R = Q * H relays.
@@ -25,7 +25,7 @@ import numpy as np
 from placeto.plumbing.array_kernels import copy_into, stable_argsort
 from placeto.plumbing.by_reference import reference
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LIST, LONE, FlatProblems
+from placeto.problem.flat import LIST, FlatProblem
 from placeto.problem.flat_sums import HEADER
 
 
@@ -58,14 +58,13 @@ class Wired(NamedTuple):
     src: np.ndarray  # (T+R,) int64, producer of each tensor
     size: np.ndarray  # (T+R,) int64, bytes of each tensor
     live: np.ndarray  # (T+R,) int64, bytes that each tensor takes on its producer's device
-    storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
+    storage: np.ndarray  # (T+R,) int64, see `FlatProblem`
 
 
 @compiled(inner=True)
-def num_relays(flat: FlatProblems, p: int) -> int:
+def num_relays(flat: FlatProblem) -> int:
     """R, the number of relays of a problem."""
-    first = flat.lowering_offset[p]
-    return flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
+    return flat.lowering[0] if len(flat.lowering) > 0 else 0
 
 
 @compiled(inner=True)
@@ -212,10 +211,9 @@ def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
 
 
 @compiled(inner=True)
-def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
+def _wired(flat: FlatProblem, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
     """Return the ops and tensors of the lowered problem."""
-    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    n, t, relays = flat.op_offset[p + 1] - flat.op_offset[p], tensor1 - tensor0, len(sums.relay_rank)
+    n, t, relays = len(flat.op_rank), len(flat.tensor_src), len(sums.relay_rank)
     wired = Wired(
         np.empty(n + relays, np.int64),
         sums.tensor.copy(),
@@ -227,8 +225,8 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
     for op in range(n):
         wired.place[op] = placement[op]
     for i in range(t):
-        wired.src[i], wired.size[i] = flat.tensor_src[tensor0 + i], flat.tensor_bytes[tensor0 + i]
-        wired.live[i], wired.storage[i] = flat.live_bytes[tensor0 + i], flat.storage[tensor0 + i]
+        wired.src[i], wired.size[i] = flat.tensor_src[i], flat.tensor_bytes[i]
+        wired.live[i], wired.storage[i] = flat.live_bytes[i], flat.storage[i]
     _sum_up(sums, hosts, wired)
     _pass_on(sums, hosts, n, t, wired)
     return wired
@@ -236,7 +234,7 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
 
 @compiled(inner=True)
 def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
-    """Sort the edges by producer and by tensor, and return six arrays of `FlatProblems`, in its order."""
+    """Sort the edges by producer and by tensor, and return six arrays of `FlatProblem`, in its order."""
     dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
     out_ptr, tensor_ptr = np.zeros(len(wired.place) + 1, np.int64), np.zeros(len(src) + 1, np.int64)
     for edge in range(len(dst)):
@@ -294,21 +292,19 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
 
 
 @compiled()
-def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProblems, int, np.ndarray]:
-    """Lower problem `p` by a placement (N or more entries).
+def lowered(flat: FlatProblem, placement: np.ndarray) -> tuple[FlatProblem, np.ndarray]:
+    """Lower a problem by a placement (N or more entries).
 
-    Returns flat arrays, the number of the lowered problem in them, and the device of each op and relay (N+R,).
+    Returns the lowered problem, and the device of each op and relay (N+R,).
     """
-    if flat.lowering_offset[p] == flat.lowering_offset[p + 1]:
-        return flat, p, placement
-    data = flat.lowering[flat.lowering_offset[p] : flat.lowering_offset[p + 1]]
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
-    d, hosts = device1 - device0, data[1]
+    data = flat.lowering
+    if len(data) == 0:
+        return flat, placement
+    n, d, hosts = len(flat.op_rank), len(flat.overhead_us), data[1]
     sums = _unpacked(data, d)
-    wired = _wired(flat, p, placement, sums, hosts)
+    wired = _wired(flat, placement, sums, hosts)
     out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child = _sorted_edges(sums, wired)
-    n, ops = op1 - op0, len(wired.place)
+    ops = len(wired.place)
     tail, rank, priority, ranked = (
         np.zeros(ops),
         np.empty(ops, np.int64),
@@ -316,39 +312,27 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         np.empty(ops, np.int64),
     )
     until = np.full(len(wired.src), -1)
-    copy_into(until, flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]])
+    copy_into(until, flat.held_until)
     inputs, resident, later = np.ones(ops, np.int64), np.zeros(ops, np.int64), np.zeros(ops)
     for op in range(n):
-        later[op] = flat.later_us[op0 + op]
-        tail[op], rank[op], priority[op] = flat.tail_us[op0 + op], flat.op_rank[op0 + op], flat.priority[op0 + op]
-        inputs[op], resident[op] = flat.num_inputs[op0 + op], flat.resident[op0 + op]
+        later[op] = flat.later_us[op]
+        tail[op], rank[op], priority[op] = flat.tail_us[op], flat.op_rank[op], flat.priority[op]
+        inputs[op], resident[op] = flat.num_inputs[op], flat.resident[op]
     for relay in range(ops - n):
         rank[n + relay], priority[n + relay] = sums.relay_rank[relay], sums.relay_priority[relay]
-    if flat.dispatch[p] == LIST:
+    if flat.dispatch[0] == LIST:
         ranked = _listed(priority[:n], sums, wired, out_ptr, out_child)
         for position in range(ops):
             priority[ranked[position]] = position
     else:
         for op in range(ops):
             ranked[priority[op]] = op
-
-    time0, pair0, pair1 = flat.time_offset[p], flat.pair_offset[p], flat.pair_offset[p + 1]
-    shared0, shared1 = flat.shared_offset[p], flat.shared_offset[p + 1]
-    path0, path1 = flat.path_offset[p], flat.path_offset[p + 1]
-    low = FlatProblems(
-        op_offset=_offset(ops),
-        edge_offset=_offset(len(sums.dst)),
-        tensor_offset=_offset(len(wired.src)),
-        device_offset=_offset(d),
-        time_offset=_offset(ops * d),
-        pair_offset=_offset(d * d),
-        shared_offset=_offset(shared1 - shared0),
-        path_offset=_offset(path1 - path0),
-        broadcast=flat.broadcast[p : p + 1],
-        link=flat.link[p : p + 1],
-        dispatch=flat.dispatch[p : p + 1],
-        link_gap_us=flat.link_gap_us[p : p + 1],
-        op_time=flat.op_time[time0 : time0 + ops * d],
+    low = FlatProblem(
+        broadcast=flat.broadcast,
+        link=flat.link,
+        dispatch=flat.dispatch,
+        link_gap_us=flat.link_gap_us,
+        op_time=flat.op_time,
         later_us=later,
         tail_us=tail,
         op_rank=rank,
@@ -367,21 +351,15 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         storage=wired.storage,
         held_until=until,
         live_bytes=wired.live,
-        overhead_us=flat.overhead_us[device0:device1],
-        launch_us=flat.launch_us[device0:device1],
-        memory=flat.memory[device0:device1],
-        device_rank=flat.device_rank[device0:device1],
-        bandwidth=flat.bandwidth[pair0:pair1],
-        latency_us=flat.latency_us[pair0:pair1],
-        path_ptr=flat.path_ptr[pair0 + p : pair1 + p + 1],
-        path_link=flat.path_link[path0:path1],
-        shared_bandwidth=flat.shared_bandwidth[shared0:shared1],
-        lowering_offset=np.zeros(2, np.int64),
-        lowering=flat.lowering[:0],
+        overhead_us=flat.overhead_us,
+        launch_us=flat.launch_us,
+        memory=flat.memory,
+        device_rank=flat.device_rank,
+        bandwidth=flat.bandwidth,
+        latency_us=flat.latency_us,
+        path_ptr=flat.path_ptr,
+        path_link=flat.path_link,
+        shared_bandwidth=flat.shared_bandwidth,
+        lowering=data[:0],
     )
-    return reference(low), LONE, wired.place
-
-
-@compiled(inner=True)
-def _offset(count: int) -> np.ndarray:
-    return np.array([0, count])
+    return reference(low), wired.place

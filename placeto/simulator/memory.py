@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.plumbing.array_kernels import stable_argsort
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record, new_record, run
 from placeto.simulator.lowering import lowered
 
@@ -31,30 +31,27 @@ penalised_makespan = compiled()(penalised)
 
 
 @compiled(inner=True)
-def memory_bound(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
-) -> None:
+def memory_bound(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray) -> None:
     """Fill `bound` (D,) int64: resident bytes and all tensors that are ever on each device, so at least the peak."""
-    op0, tensor0 = flat.op_offset[p], flat.tensor_offset[p]
-    n, d = flat.op_offset[p + 1] - op0, flat.device_offset[p + 1] - flat.device_offset[p]
+    d = len(flat.overhead_us)
     bound[:d] = 0
-    for i in range(n):
-        bound[placement[i]] += flat.resident[op0 + i]
-    for tensor in range(flat.tensor_offset[p + 1] - tensor0):
-        bound[placement[flat.tensor_src[tensor0 + tensor]]] += flat.live_bytes[tensor0 + tensor]
+    for i in range(len(flat.op_rank)):
+        bound[placement[i]] += flat.resident[i]
+    for tensor in range(len(flat.tensor_src)):
+        bound[placement[flat.tensor_src[tensor]]] += flat.live_bytes[tensor]
     for send in range(num_sends):
         tensor, dst = record.send_tensor[send], record.send_dst[send]
         if dst >= 0:
-            bound[dst] += flat.tensor_bytes[tensor0 + tensor]
+            bound[dst] += flat.tensor_bytes[tensor]
         else:
             for device in range(d):
-                if device != placement[flat.tensor_src[tensor0 + tensor]]:
-                    bound[device] += flat.tensor_bytes[tensor0 + tensor]
+                if device != placement[flat.tensor_src[tensor]]:
+                    bound[device] += flat.tensor_bytes[tensor]
 
 
 @compiled()
 def lives(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
+    flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the lives of all tensors and received copies: events that begin and end them, their devices, their bytes.
 
@@ -67,15 +64,10 @@ def lives(
     An event i is the start or the end of op i, and an event N + s is the delivery of send s: see `event_us`. Tensors
     come first, then copies in the order of their sends.
     """
-    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
-    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    d, n = flat.device_offset[p + 1] - flat.device_offset[p], flat.op_offset[p + 1] - flat.op_offset[p]
-    tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
-    tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
-    live_bytes, storage = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
-    held_until = flat.held_until[tensor0:tensor1]
-    finish, num_tensors = record.finish, tensor1 - tensor0
-    room = num_tensors + edge1 - edge0
+    d, n, num_tensors = len(flat.overhead_us), len(flat.op_rank), len(flat.tensor_src)
+    tensor_ptr, tensor_child, tensor_src = flat.tensor_ptr, flat.tensor_child, flat.tensor_src
+    tensor_bytes, live_bytes, storage = flat.tensor_bytes, flat.live_bytes, flat.storage
+    held_until, finish, room = flat.held_until, record.finish, num_tensors + len(tensor_child)
     born, ended = np.empty(room, np.int64), np.empty(room, np.int64)
     end = np.empty(room)  # time of the event in `ended`
     where, size = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -128,22 +120,18 @@ def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
 
 
 @compiled()
-def peak_memory(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
-) -> None:
+def peak_memory(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray) -> None:
     """Fill `peak` (D,) int64: most bytes on each device at any time, including resident bytes.
 
     It adds up the lives of `lives`. At equal times, memory is freed before more is taken, and lives of no duration do
     not count. The starts and the ends of a device's ops are recorded in order of time, so only deliveries are sorted.
     """
-    born, ended, where, size = lives(flat, p, placement, record, num_sends)
-    op0, n = flat.op_offset[p], flat.op_offset[p + 1] - flat.op_offset[p]
-    devices = flat.device_offset[p + 1] - flat.device_offset[p]
+    born, ended, where, size = lives(flat, placement, record, num_sends)
+    n, devices, resident = len(flat.op_rank), len(flat.overhead_us), flat.resident
     start, finish, delivery = record.start[:n], record.finish[:n], record.send_finish[:num_sends]
     order = record.order[: n + num_sends]
     allocated, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes by the event of begin and end
     peak[:devices] = 0
-    resident = flat.resident[op0 : op0 + n]
     for i in range(n):
         peak[placement[i]] += resident[i]
     copies = len(born)  # index of the first received copy
@@ -157,7 +145,7 @@ def peak_memory(
             allocated[born[life]] += size[life]
 
     ops_ptr, ops = _by_device(order[order < n], placement, devices)
-    source = placement[flat.tensor_src[flat.tensor_offset[p] :][record.send_tensor[:num_sends]]]
+    source = placement[flat.tensor_src[record.send_tensor[:num_sends]]]
     sent, sends = _by_device(stable_argsort(delivery), source, devices)
     arrivals = delivery[born[copies:] - n]
     arrived, received = _by_device(stable_argsort(arrivals), where[copies:], devices)
@@ -198,17 +186,16 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
 
 
 @compiled(inner=True)
-def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
+def memory_overflow(flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int) -> float:
     """Sum over devices of max(0, peak - memory) / memory. Peaks are computed only if `memory_bound` is too large."""
-    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
-    peak = np.zeros(len(memory), np.int64)
-    memory_bound(flat, p, placement, record, num_sends, peak)
+    memory, peak = flat.memory, np.zeros(len(flat.memory), np.int64)
+    memory_bound(flat, placement, record, num_sends, peak)
     fits = True
     for d in range(len(memory)):
         fits = fits and peak[d] <= memory[d]
     overflow = 0.0
     if not fits:
-        peak_memory(flat, p, placement, record, num_sends, peak)
+        peak_memory(flat, placement, record, num_sends, peak)
         for d in range(len(memory)):
             overflow += max(0, peak[d] - memory[d]) / memory[d]
     return overflow
@@ -216,18 +203,18 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
 
 @compiled(inner=True, inline="always")
 def run_and_measure(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
+    flat: FlatProblem, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
     """Lower and simulate: makespan in us, overflow, number of sends; if it exceeds `cutoff`, the first two are inf."""
-    low, q, place = lowered(flat, p, placement)
-    makespan, num_sends = run(low, q, place, record, cutoff)
+    low, place = lowered(flat, placement)
+    makespan, num_sends = run(low, place, record, cutoff)
     if makespan == np.inf:
         return np.inf, np.inf, num_sends
-    return makespan, memory_overflow(low, q, place, record, num_sends), num_sends
+    return makespan, memory_overflow(low, place, record, num_sends), num_sends
 
 
 @compiled(inner=True, inline="always")
-def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
+def score(flat: FlatProblem, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
     """Makespan in microseconds and memory overflow of one placement; both inf if the makespan is above `cutoff`."""
-    makespan, overflow, _ = run_and_measure(flat, p, placement, new_record(flat, p), cutoff)
+    makespan, overflow, _ = run_and_measure(flat, placement, new_record(flat), cutoff)
     return makespan, overflow

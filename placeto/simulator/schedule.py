@@ -9,9 +9,9 @@ schedule never depends on memory layout. With the "k80" presets this is the simu
 NeurIPS 2019.
 
 `simulate` runs one placement, and `simulate_batch` many at once. `placeto.simulator.kernel` says how to call the
-kernels from other numba code on the flat arrays of a `ProblemBatch`.
+kernels from other numba code on the flat arrays of a problem.
 
-Legend: N ops, S sends, D devices, P problems, B placements of a batch.
+Legend: N ops, S sends, D devices, B placements of a batch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import numpy as np
 from placeto.errors import PlacementError
 from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import places
-from placeto.problem.flat import LIST, LONE, FlatProblems
+from placeto.problem.flat import LIST, FlatProblem, own
 from placeto.problem.flat_sums import copied_tensors
 from placeto.problem.messages import quote
-from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
+from placeto.problem.problem import PlacementProblem, check_problem
 from placeto.problem.step.plan import Plan
 from placeto.simulator import kernel, memory
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.threads import in_parts
 
-__all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch"]
+__all__ = ["PlacementError", "Schedule", "check_placement", "simulate", "simulate_batch"]
 
 PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewer, waking a second thread takes longer
 
@@ -44,7 +44,7 @@ PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: with fewe
 class Lowering:
     """The problem as the placement lowers it, which is what the kernels simulated. R relays follow the N ops."""
 
-    flat: FlatProblems
+    flat: FlatProblem
     placement: np.ndarray  # (N+R,) int64, device of each op and relay
     record: kernel.Record  # what the kernel recorded
 
@@ -95,7 +95,7 @@ class Schedule:
         """
         low, sends = self.lowering, self.num_sends
         op_slack, send_slack = np.empty(len(low.placement)), np.empty(sends)
-        fill_slack(low.flat, LONE, low.placement, low.record, sends, self.makespan_us, op_slack, send_slack)
+        fill_slack(low.flat, low.placement, low.record, sends, self.makespan_us, op_slack, send_slack)
         return op_slack[: self.problem.num_ops]
 
     @cached_property
@@ -106,7 +106,7 @@ class Schedule:
         are needed: see `placeto.simulator.memory.lives`.
         """
         peak, low = np.zeros(self.problem.num_devices, np.int64), self.lowering
-        memory.peak_memory(low.flat, LONE, low.placement, low.record, self.num_sends, peak)
+        memory.peak_memory(low.flat, low.placement, low.record, self.num_sends, peak)
         return peak
 
     @cached_property
@@ -149,7 +149,7 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
 def with_sums_placed(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
     """Return a placement (N,) with sums of gradients where `simulate` computes them, whatever device was given."""
     array = check_placement(problem, placement)
-    return lowered(problem.arrays, LONE, array)[2][: problem.num_ops] if len(problem.arrays.lowering) else array
+    return lowered(problem.arrays, array)[1][: problem.num_ops] if len(problem.arrays.lowering) else array
 
 
 def simulate(
@@ -189,9 +189,9 @@ def simulate(
     if array is placement:
         array = array.copy()
     flat = problem.arrays if order is None else in_order(problem, order)
-    record = kernel.new_record(flat, LONE)
-    low, _, place = lowered(flat, LONE, array) if len(flat.lowering) else (flat, LONE, array)  # it is slow to compile
-    makespan, num_sends = kernel.run(low, LONE, place, record, float(cutoff))
+    record = kernel.new_record(flat)
+    low, place = lowered(flat, array) if len(flat.lowering) else (flat, array)  # it is slow to compile
+    makespan, num_sends = kernel.run(low, place, record, float(cutoff))
     if makespan == math.inf:
         num_sends = 0
     ops, tensors, relays = problem.num_ops, len(flat.tensor_src), len(place) - problem.num_ops
@@ -218,13 +218,13 @@ def simulate(
     )
 
 
-def _edge_tensor(problem: PlacementProblem, low: FlatProblems) -> np.ndarray:
+def _edge_tensor(problem: PlacementProblem, low: FlatProblem) -> np.ndarray:
     """(E,) tensor of each edge of the lowered problem; an op's edges may be in another order than in the graph."""
     by_child = np.argsort(low.out_child, kind="stable")
     return low.out_tensor[by_child][: problem.graph.num_edges]
 
 
-def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
+def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblem:
     """Return the problem's arrays with the dispatch "list", and an order (N,) of all ops as the devices' lists.
 
     Raises:
@@ -235,56 +235,44 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     return problem.arrays._replace(dispatch=dispatch, priority=place, ranked=ranked)
 
 
-def simulate_batch(batch: ProblemBatch, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate B placements, in parallel if there are enough of them: row b of `placements` on problem ``index[b]``.
+def simulate_batch(
+    problem: PlacementProblem, placements: np.ndarray, order: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Simulate B placements (B, N) of a problem, in parallel if there are enough of them; `order` is as in `simulate`.
 
-    `placements` is (B, W) int64 with W >= N of each problem; entries beyond N are ignored. Returns the makespans (B,)
-    float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
+    Returns the makespans (B,) float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
     max(0, peak - memory) / memory. The result does not depend on the number of threads.
 
     Raises:
-        PlacementError: shapes don't match, or a problem isn't in the batch or a device isn't in its cluster.
+        PlacementError: a row isn't one device of the cluster for each op; or as in `simulate`, for the order.
     """
-    index, placements = np.asarray(index), np.asarray(placements)
-    if placements.ndim != 2 or index.shape != placements.shape[:1] or not np.issubdtype(placements.dtype, np.integer):
-        raise PlacementError(
-            f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
-            f"{placements.dtype} of shape {placements.shape}"
-        )
-    # Writable, since numba takes read-only arrays for another type.
-    index, placements = (np.require(array, np.int64, ["C", "W"]) for array in (index, placements))
-    row = _first_invalid(batch.arrays.op_offset, batch.arrays.device_offset, index, placements)
+    placements = np.asarray(placements)
+    if placements.ndim != 2 or placements.shape[1] != problem.num_ops or placements.dtype.kind not in "iu":
+        for row in np.atleast_2d(placements)[:1]:
+            check_placement(problem, row)
+    placements = own(placements.astype(np.int64, copy=False))
+    row = _first_invalid(placements, problem.num_devices)
     if row >= 0:
-        if not 0 <= index[row] < len(batch.problems):
-            raise PlacementError(f"row {row}: there is no problem {index[row]} in a batch of {len(batch.problems)}")
-        problem = batch.problems[index[row]]
-        check_placement(problem, placements[row, : problem.num_ops])
-    makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    rows = batch.arrays, index, placements, makespans, overflows
-    in_parts(partial(score_rows, *rows), len(index), placements.size >= PARALLEL_OPS)
+        check_placement(problem, placements[row])
+    makespans, overflows = np.empty(len(placements)), np.empty(len(placements))
+    rows = problem.arrays if order is None else in_order(problem, order), placements, makespans, overflows
+    in_parts(partial(score_rows, *rows), len(placements), placements.size >= PARALLEL_OPS)
     return makespans, overflows
 
 
 @compiled()
-def _first_invalid(op_offset: np.ndarray, device_offset: np.ndarray, index: np.ndarray, placements: np.ndarray) -> int:
-    """Return the first row that is no placement of its problem, or -1."""
-    for b in range(len(index)):
-        p = index[b]
-        if p < 0 or p + 1 >= len(op_offset):
-            return b
-        n, d = op_offset[p + 1] - op_offset[p], device_offset[p + 1] - device_offset[p]
-        if n > placements.shape[1]:
-            return b
-        for i in range(n):
-            if placements[b, i] < 0 or placements[b, i] >= d:
+def _first_invalid(placements: np.ndarray, devices: int) -> int:
+    """Return the first row that has something else than numbers of devices, or -1."""
+    for b in range(len(placements)):
+        for i in range(placements.shape[1]):
+            if placements[b, i] < 0 or placements[b, i] >= devices:
                 return b
     return -1
 
 
 @compiled()
 def score_rows(
-    flat: FlatProblems,
-    index: np.ndarray,
+    flat: FlatProblem,
     placements: np.ndarray,
     makespans: np.ndarray,
     overflows: np.ndarray,
@@ -293,4 +281,4 @@ def score_rows(
 ) -> None:
     """Fill `makespans` and `overflows` of the rows from `first` to before `last`."""
     for b in range(first, last):
-        makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], math.inf)
+        makespans[b], overflows[b] = memory.score(flat, placements[b], math.inf)

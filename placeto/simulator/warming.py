@@ -12,7 +12,7 @@ import numpy as np
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.label_values import NO_MICRO_BATCH
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch
 
@@ -50,7 +50,7 @@ def warm_up(
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
         _ = simulate(tiny, on_one[0]).peak_memory
-        simulate_batch(ProblemBatch.of([tiny]), np.zeros(1, np.int64), on_one)
+        simulate_batch(tiny, on_one)
     ready[sort] = math.inf if wanted is None else wanted
 
 

@@ -42,9 +42,9 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     near = neighbourhood(problem, groups)
     placement = device[groups.group]
     scratch = new_scratch(flat, near)
-    makespan, sends = kernel.run(flat, 0, placement, scratch.record, np.inf)
-    fill_slack(flat, 0, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
-    fill_timelines(flat, 0, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
+    makespan, sends = kernel.run(flat, placement, scratch.record, np.inf)
+    fill_slack(flat, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
+    fill_timelines(flat, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
     table = np.zeros((groups.num_groups, problem.num_devices))
     for group, target in np.ndindex(table.shape):
         if target != device[group]:
@@ -219,7 +219,7 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def slow_scores(batch: object, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def slow_scores(problem: object, placements: np.ndarray, order: object) -> tuple[np.ndarray, np.ndarray]:
         clock.now += 0.01 * len(placements)
         return np.full(len(placements), 100.0), np.zeros(len(placements))
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from placeto.errors import GraphError
 from placeto.problem.cluster import Device, load_cluster
 from placeto.problem.costs import ROOFLINE
-from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate, simulate_batch
 from tests.reference import random_cluster, random_graph, random_problem
 from tests.toys import linked
@@ -66,12 +65,9 @@ def test_no_placement_beats_the_lower_bound(transfers: str, link: str, seed: int
         cluster = random_cluster(rng, transfers, link)
         if 2 <= cluster.num_devices <= 4:
             problems.append(PlacementProblem(random_graph(rng, int(rng.integers(1, 6))), cluster))
-    batch = ProblemBatch.of(problems)
-    for p, problem in enumerate(problems):
+    for problem in problems:
         every = np.array(list(product(range(problem.num_devices), repeat=problem.num_ops)))
-        rows = np.zeros((len(every), batch.max_ops), np.int64)
-        rows[:, : problem.num_ops] = every
-        makespans, _ = simulate_batch(batch, np.full(len(every), p), rows)
+        makespans, _ = simulate_batch(problem, every)
         assert problem.lower_bound_us == pytest.approx(_bound(problem), rel=1e-12)
         assert problem.lower_bound_us <= makespans.min() * (1 + 1e-12)
         assert problem.single_device_us >= makespans.min()
@@ -125,23 +121,8 @@ def test_memory_beyond_int64_is_refused() -> None:
     ComputationGraph.from_ops("huge", [{"name": "a", "param_bytes": 2**62}], "inference")
 
 
-def test_a_batch_is_its_problems_one_after_another() -> None:
-    rng = np.random.default_rng(1)
-    clusters = ["2xk80", "8xv100", "4xp100"]
-    problems = [
-        PlacementProblem(random_graph(rng, n), load_cluster(c)) for n, c in zip((5, 1, 30), clusters, strict=True)
-    ]
-    batch = ProblemBatch.of(problems)
-    assert batch.problems == tuple(problems)
-    assert batch.max_ops == 30
-    assert batch.arrays.op_offset.tolist() == [0, 5, 6, 36]
-    assert batch.arrays.device_offset.tolist() == [0, 2, 10, 14]
-    assert batch.arrays.pair_offset.tolist() == [0, 4, 68, 84]
-    for name in FlatProblems._fields:
-        column = getattr(batch.arrays, name)
-        if not name.endswith("_offset"):
-            np.testing.assert_array_equal(column, np.concatenate([getattr(p.arrays, name) for p in problems]))
+def test_all_arrays_are_of_one_type() -> None:
+    """Those that kernels make to lower problems are writable, too."""
+    for column in PlacementProblem(random_graph(np.random.default_rng(1), 5), load_cluster("2xk80")).arrays:
         assert column.dtype in (np.int64, np.float64)
-        assert column.flags.writeable  # one type of array for all kernels, those that lower problems included
-    with pytest.raises(ValueError, match="at least one problem"):
-        ProblemBatch.of([])
+        assert column.flags.writeable

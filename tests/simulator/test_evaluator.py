@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from placeto.errors import PlacementError
 from placeto.problem.grouping import Groups, expand, group_ops
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.problem.subproblem import on_devices
 from placeto.simulator import evaluator as evaluator_module
 from placeto.simulator.evaluator import Evaluator
@@ -186,7 +186,7 @@ def test_grouping_is_part_of_the_seconds(clock: Clock, monkeypatch: pytest.Monke
 def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0.01 s a simulation, 0.095 s are enough for nine, of which the last one ends late."""
 
-    def slowly(batch: ProblemBatch, index: np.ndarray, placements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def slowly(problem: PlacementProblem, placements: np.ndarray, order: None) -> tuple[np.ndarray, np.ndarray]:
         clock.now += 0.01 * len(placements)
         return np.full(len(placements), 90.0), np.zeros(len(placements))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from placeto.errors import PlacementError
 from placeto.problem.cluster import DISPATCHES, load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator import kernel, schedule
 from placeto.simulator.readings.critical_path import critical_path
 from placeto.simulator.schedule import Schedule, simulate, simulate_batch
@@ -158,31 +158,25 @@ def test_golden_schedule() -> None:
     assert schedule.slack_us[0] == 0.0
 
 
-def _batch(rng: np.random.Generator, size: int) -> tuple[ProblemBatch, np.ndarray, np.ndarray]:
+def _batches(rng: np.random.Generator, size: int) -> list[tuple[PlacementProblem, np.ndarray]]:
     problems = [random_problem(rng, *MODES[i % len(MODES)])[0] for i in range(12)]
     tight = linked(alike(40_000, 90_000), 1000.0)
     problems += [PlacementProblem(random_graph(rng, 20), tight) for _ in range(3)]
-    batch = ProblemBatch.of(problems)
-    index = rng.integers(0, len(problems), size)
-    placements = np.full((size, batch.max_ops + 3), -99)
-    for row, p in enumerate(index):
-        placements[row, : problems[p].num_ops] = rng.integers(0, problems[p].num_devices, problems[p].num_ops)
-    return batch, index, placements
+    return [(each, rng.integers(0, each.num_devices, (size, each.num_ops))) for each in problems]
 
 
 def test_batches_equal_single_schedules_in_rows_of_any_number() -> None:
     """Few rows, which one thread simulates, as well."""
-    batch, index, placements = _batch(np.random.default_rng(5), 200)
-    makespans, overflows = simulate_batch(batch, index, placements)
-    for row, p in enumerate(index):
-        problem = batch.problems[p]
-        schedule = simulate(problem, placements[row, : problem.num_ops])
-        assert (makespans[row], overflows[row]) == (schedule.makespan_us, schedule.overflow)
-        assert (overflows[row] == 0.0) == schedule.fits
-    assert (overflows > 0).any()
-    assert (overflows == 0).any()
-    few = simulate_batch(batch, index[:2], placements[:2])
-    np.testing.assert_array_equal(few, (makespans[:2], overflows[:2]))
+    fit = set()
+    for problem, placements in _batches(np.random.default_rng(5), 15):
+        makespans, overflows = simulate_batch(problem, placements)
+        for placement, makespan, overflow in zip(placements, makespans, overflows, strict=True):
+            schedule = simulate(problem, placement)
+            assert (makespan, overflow) == (schedule.makespan_us, schedule.overflow)
+            assert (overflow == 0.0) == schedule.fits
+            fit.add(schedule.fits)
+        np.testing.assert_array_equal(simulate_batch(problem, placements[:2]), (makespans[:2], overflows[:2]))
+    assert fit == {True, False}
 
 
 THREADS = """
@@ -190,10 +184,11 @@ import hashlib
 import numpy as np
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.slack import fill_slack
-from tests.simulator.test_schedule import _batch
+from tests.simulator.test_schedule import _batches
 digest = hashlib.sha256()
-for array in simulate_batch(*_batch(np.random.default_rng(6), 300)):
-    digest.update(array.tobytes())
+for batch in _batches(np.random.default_rng(6), 400):
+    for array in simulate_batch(*batch):
+        digest.update(array.tobytes())
 print(digest.hexdigest())
 """
 
@@ -207,8 +202,9 @@ def test_batch_does_not_depend_on_threads() -> None:
         digests.add(subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
     (digest,) = digests
     own = hashlib.sha256()
-    for array in simulate_batch(*_batch(np.random.default_rng(6), 300)):
-        own.update(array.tobytes())
+    for batch in _batches(np.random.default_rng(6), 400):
+        for array in simulate_batch(*batch):
+            own.update(array.tobytes())
     assert digest.decode().strip() == own.hexdigest()
 
 
@@ -217,8 +213,8 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
     """Arrays that are read-only, or have been, and whole numbers would each be another type to numba."""
     rng = np.random.default_rng(2)
     problem, placement = random_problem(rng, "unicast", "egress")
-    batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
-    once, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
+    placements = np.stack([placement] * rows)
+    once, (makespans, overflows) = simulate(problem, placement), simulate_batch(problem, placements)
     kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, schedule.score_rows)
     assert once.slack_us.min() == 0.0
     before = [len(kernel.signatures) for kernel in kernels]
@@ -226,14 +222,12 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
     again = pickle.loads(pickle.dumps(problem))
     placement.setflags(write=False)
     placements.setflags(write=False)
-    index.setflags(write=False)
     for cutoff in (10**9, np.float32(1e9)):
         assert simulate(problem, placement, cutoff).makespan_us == once.makespan_us
         np.testing.assert_array_equal(simulate(again, placement, cutoff).slack_us, once.slack_us)
-        for same in (batch, pickle.loads(pickle.dumps(batch))):
+        for same in (problem, again):
             for same_rows in (placements, placements.astype(np.int32), np.asfortranarray(placements)):
-                result = simulate_batch(same, index.astype(np.uint8), same_rows)
-                np.testing.assert_array_equal(result, (makespans, overflows))
+                np.testing.assert_array_equal(simulate_batch(same, same_rows), (makespans, overflows))
     assert [len(kernel.signatures) for kernel in kernels] == before
 
 
@@ -246,13 +240,10 @@ def test_bad_placements_are_refused_in_one_sentence() -> None:
         simulate(problem, np.array([-1, 0]))
     with pytest.raises(PlacementError, match=r"must be 2 integers, one device per op, not int64 of shape \(3,\)"):
         simulate(problem, np.array([0, 0, 0]))
-    batch = ProblemBatch.of([problem])
     with pytest.raises(PlacementError, match="op 'b': there is no device 7"):
-        simulate_batch(batch, np.array([0, 0]), np.array([[0, 0], [0, 7]]))
-    with pytest.raises(PlacementError, match="row 1: there is no problem 1 in a batch of 1"):
-        simulate_batch(batch, np.array([0, 1]), np.array([[0, 0], [0, 0]]))
-    with pytest.raises(PlacementError, match="must match"):
-        simulate_batch(batch, np.array([0]), np.array([[0, 0], [0, 0]]))
+        simulate_batch(problem, np.array([[0, 0], [0, 7]]))
+    with pytest.raises(PlacementError, match=r"must be 2 integers, one device per op, not int64 of shape \(3,\)"):
+        simulate_batch(problem, np.zeros((2, 3), np.int64))
 
 
 def test_launching_counts_as_busy() -> None:

@@ -11,7 +11,6 @@ os.environ["NUMBA_NUM_THREADS"] = "3"
 import numpy as np
 import torch
 import placeto
-from placeto.problem.problem import ProblemBatch
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
@@ -34,7 +33,7 @@ seen = []
 def watch(owner, name):
     method = getattr(owner, name)
     def watched(*arguments):
-        simulate_batch(ProblemBatch.of([problem]), np.zeros(16, np.int64), np.zeros((16, 30), np.int64))
+        simulate_batch(problem, np.zeros((16, 30), np.int64))
         seen.append(torch.get_num_threads())
         return method(*arguments)
     setattr(owner, name, watched)

@@ -1,22 +1,20 @@
 import numpy as np
 
-from placeto.problem.problem import ProblemBatch
 from placeto.simulator import kernel
 from placeto.simulator.readings.timelines import first_after, timelines
 from tests.cases import toy_problem
 from tests.inner_kernels import from_python
 
 
-def test_each_device_has_its_ops_by_start_in_any_problem_of_a_batch() -> None:
+def test_each_device_has_its_ops_by_start() -> None:
     random = np.random.default_rng(0)
-    problems = [toy_problem(seed, 20 + 10 * seed, 2 + seed) for seed in range(3)]
-    flat = ProblemBatch.of(problems).arrays
-    for p, problem in enumerate(problems):
+    for problem in (toy_problem(seed, 20 + 10 * seed, 2 + seed) for seed in range(3)):
+        flat = problem.arrays
         placement = random.integers(problem.num_devices, size=problem.num_ops)
-        record = kernel.new_record(flat, p)
-        _, num_sends = kernel.run(flat, p, placement, record, np.inf)
+        record = kernel.new_record(flat)
+        _, num_sends = kernel.run(flat, placement, record, np.inf)
         ptr, line = np.empty(problem.num_devices + 1, np.int64), np.empty(problem.num_ops, np.int64)
-        from_python(timelines)(flat, p, placement, record, num_sends, ptr, line)
+        from_python(timelines)(flat, placement, record, num_sends, ptr, line)
         for device in range(problem.num_devices):
             own = line[ptr[device] : ptr[device + 1]]
             takes_time = (placement == device) & (problem.op_time[:, device] > 0.0)

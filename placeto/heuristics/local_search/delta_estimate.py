@@ -15,7 +15,7 @@ import numpy as np
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record, new_record
 from placeto.simulator.readings.timelines import first_after
 
@@ -33,14 +33,14 @@ class Scratch(NamedTuple):
 
 
 @compiled(inner=True)
-def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
+def new_scratch(flat: FlatProblem, near: Neighbourhood) -> Scratch:
     """Return uninitialised arrays for a problem and its groups; `marked` is all False."""
-    n, record = len(near.group), new_record(flat, LONE)
+    n, record = len(near.group), new_record(flat)
     return Scratch(
         record,
         np.empty(len(record.start)),
         np.empty(len(record.send_start)),
-        np.empty(flat.device_offset[1] + 1, np.int64),
+        np.empty(len(flat.overhead_us) + 1, np.int64),
         np.empty(n, np.int64),
         np.empty(n),
         np.zeros(len(near.op_ptr) - 1, np.bool_),
@@ -49,14 +49,14 @@ def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
 
 @compiled(inner=True)
 def estimate(
-    flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
+    flat: FlatProblem, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:
     """Estimated change of the makespan in microseconds if a group moves to another device; negative = shorter.
 
     `scratch` must have the schedule of `placement` with its slacks and timelines.
     """
     record, slack, line, guess = scratch.record, scratch.op_slack, scratch.line, scratch.guess
-    num_devices = flat.device_offset[1]
+    num_devices = len(flat.overhead_us)
     displaced, child_late, mean, total, gain, free = 0.0, 0.0, 0.0, 1e-9, 0.0, 0.0
     first, stop = scratch.line_ptr[device], scratch.line_ptr[device + 1]
     cursor = first

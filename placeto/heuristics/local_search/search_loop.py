@@ -30,7 +30,7 @@ from placeto.heuristics.local_search.thread_pool import (
 )
 from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.lowering import lowered
 from placeto.simulator.readings.timelines import timelines
 from placeto.simulator.slack import fill_slack
@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
 
 @compiled()
 def search(
-    flat: FlatProblems,
+    flat: FlatProblem,
     near: Neighbourhood,
     state: State,
     rules: Rules,
@@ -282,12 +282,12 @@ def _propose_batch(
 
 @compiled(inner=True, inline="always")
 def _prepare_estimates(
-    flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
+    flat: FlatProblem, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
     """Find the critical groups of the current schedule, and fill `scratch` with slacks and timelines for estimates."""
-    num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
-    low, q, place = lowered(flat, LONE, state.placement)
-    fill_slack(low, q, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    num_devices, record, marked = len(flat.overhead_us), scratch.record, scratch.marked
+    low, place = lowered(flat, state.placement)
+    fill_slack(low, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
     count = 0
     for op in range(len(near.group)):
         group = near.group[op]
@@ -298,7 +298,7 @@ def _prepare_estimates(
             count += 1
     marked[state.critical[:count]] = False
     state.num_critical[0], state.num_pairs[0] = count, 0
-    timelines(flat, LONE, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
+    timelines(flat, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
 
 
 @compiled(inner=True)

@@ -22,7 +22,7 @@ from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
@@ -91,14 +91,14 @@ def new_batch(proposals: int, groups: int) -> Batch:
     return Batch(**integers, **floats, **moves, **hashes)
 
 
-def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int) -> ThreadPool:
+def new_thread_pool(threads: int, flat: FlatProblem, groups: int, devices: int) -> ThreadPool:
     """Return a pool whose threads have no work yet."""
     ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
     control[NEXT], control[ESTIMATING] = _NONE, -1
     return ThreadPool(
         control,
-        placement=np.zeros((threads, int(flat.op_offset[-1])), np.int64),
+        placement=np.zeros((threads, len(flat.op_rank)), np.int64),
         start=np.empty((threads, ops)),
         finish=np.empty((threads, ops)),
         send_tensor=np.empty((threads, edges), np.int64),
@@ -180,7 +180,7 @@ def await_all(pool: ThreadPool) -> None:
 
 @compiled(inner=True, inline="always")
 def take_part(
-    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
+    flat: FlatProblem, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
 ) -> None:
     """Do tasks (see `call`) until none is left, or until this thread has simulated a proposal that is accepted."""
     control, placement, record = pool.control, pool.placement[thread], record_of(pool, thread)
@@ -195,7 +195,7 @@ def take_part(
             continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])
-        makespan, overflow, sends = run_and_measure(flat, LONE, placement, record, batch.cutoff[i])
+        makespan, overflow, sends = run_and_measure(flat, placement, record, batch.cutoff[i])
         batch.makespan[i], batch.overflow[i], batch.sends[i], batch.thread[i] = makespan, overflow, sends, thread
         batch.score[i] = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
         for k in range(batch.size[i]):
@@ -207,7 +207,7 @@ def take_part(
 
 
 @compiled(inner=True)
-def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
+def _estimate(flat: FlatProblem, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
     """Make the delta estimates of all moves of the critical group ``state.critical[i]``."""
     num_devices, group = state.salt.shape[1], state.critical[i]
     pair = i * (num_devices - 1)

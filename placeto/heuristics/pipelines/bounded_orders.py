@@ -25,7 +25,7 @@ import numpy as np
 from placeto.heuristics.pipelines.alternating_orders import Chunks, in_turns, turns
 from placeto.plumbing.compiling import compiled
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.problem.graph.label_values import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.lowering import lowered
@@ -98,7 +98,7 @@ def bounded_orders(
 class _Placed(NamedTuple):
     """A placed step, and what its orders have in common."""
 
-    low: FlatProblems  # as the placement lowers it
+    low: FlatProblem  # as the placement lowers it
     on: np.ndarray  # (N+R,) int64, device of each op and relay
     kind: np.ndarray  # (N,) int64, class of each op
     begins: np.ndarray  # (N+R,) bool, ops of the forward pass
@@ -136,7 +136,7 @@ def _placed(problem: PlacementProblem, placement: bytes, defer: bool) -> _Placed
     chunks_each = np.ceil(np.bincount(of_device, minlength=problem.num_devices) / np.maximum(visited, 1))
     width = int(np.bincount(visits % count).max())
     within = problem.under("priority").priority if defer else np.arange(len(place))  # a class and a micro-batch
-    low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
+    low, on = lowered(flat, place) if len(flat.lowering) else (flat, place)
     relays = len(on) - len(place)
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if chunks_each.max() > 1:
@@ -222,7 +222,7 @@ def _chunks(
 
 @compiled()
 def _list_schedule(
-    flat: FlatProblems,
+    flat: FlatProblem,
     place: np.ndarray,
     rank: np.ndarray,
     begins: np.ndarray,
@@ -296,7 +296,7 @@ def _list_schedule(
 
 @compiled(inner=True)
 def _send(
-    flat: FlatProblems,
+    flat: FlatProblem,
     place: np.ndarray,
     op: int,
     now: float,

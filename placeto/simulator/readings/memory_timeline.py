@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from placeto.problem.flat import LONE
 from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
@@ -64,7 +63,7 @@ def _lives(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     Copies that were received, and tensors of relays, have numbers above those of the graph's ops.
     """
     low, record = schedule.lowering, schedule.lowering.record
-    born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)
+    born, ended, where, size = lives(low.flat, low.placement, record, schedule.num_sends)
     begin = np.concatenate([record.start[: len(low.placement)], record.send_finish])[born]
     end = np.concatenate([record.finish[: len(low.placement)], record.send_finish])[ended]
     lasts = (begin < end) & (size > 0)

@@ -10,31 +10,30 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.plumbing.compiling import compiled
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FlatProblem
 from placeto.simulator.kernel import Record
 from placeto.simulator.lowering import num_relays
 
 
 @compiled(inner=True)
 def timelines(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
+    flat: FlatProblem, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
     """Fill `line` (N,) with the ops that take time, by device and start, and `ptr` (D+1,) with each device's offsets.
 
     Sums of gradients are on the device that `placement` has for them, in the order of their starts after lowering.
     """
-    num_ops = flat.op_offset[p + 1] - flat.op_offset[p]
-    num_devices, time0 = flat.device_offset[p + 1] - flat.device_offset[p], flat.time_offset[p]
+    num_ops, num_devices = len(flat.op_rank), len(flat.overhead_us)
     ptr[: num_devices + 1] = 0
     for op in range(num_ops):
-        if flat.op_time[time0 + op * num_devices + placement[op]] > 0.0:
+        if flat.op_time[op * num_devices + placement[op]] > 0.0:
             ptr[placement[op] + 1] += 1
     for device in range(num_devices):
         ptr[device + 1] += ptr[device]
     fill = ptr[:-1].copy()
-    for position in range(num_ops + num_relays(flat, p) + num_sends):
+    for position in range(num_ops + num_relays(flat) + num_sends):
         op = record.order[position]
-        if op < num_ops and flat.op_time[time0 + op * num_devices + placement[op]] > 0.0:
+        if op < num_ops and flat.op_time[op * num_devices + placement[op]] > 0.0:
             line[fill[placement[op]]] = op
             fill[placement[op]] += 1
 

@@ -25,7 +25,7 @@ from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.policies.one_shot.one_shot_policy import OneShotPolicy, Sample
 from placeto.problem.grouping import group_ops
-from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
@@ -51,11 +51,11 @@ Lesson = tuple[list[Sample], Tensor, dict[str, float]]
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """C prepared problems: the policy's inputs, the simulator's arrays, the makespan of the constructive placers."""
+    """C prepared problems: the policy's inputs, and the makespan of the constructive placers."""
 
     inputs: tuple[OneShotInput, ...]  # (C,) on the torch device of the policy
     units: tuple[np.ndarray, ...]  # (C,) arrays (N,) int64, unit of each op
-    batch: ProblemBatch
+    problems: tuple[PlacementProblem, ...]  # (C,)
     single_us: np.ndarray  # (C,) float64, best single-device makespan in microseconds
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best constructive placement
     found: np.ndarray  # (C, W) int64, placements that annealing found; zeros if it wasn't asked for
@@ -79,21 +79,21 @@ class Family:
             return described, heuristic_us / one_us, found, score / one_us
 
         inputs, heuristic, found, score = zip(*prepare(problems, one, run.report), strict=True)
-        batch = ProblemBatch.of(list(problems.values()))
+        most = max(problem.num_ops for problem in problems.values())
         return cls(
             inputs=tuple(graph.to(run.config.device) for graph in inputs),
             units=tuple(graph.unit.numpy() for graph in inputs),
-            batch=batch,
+            problems=tuple(problems.values()),
             single_us=np.array([problem.single_device_us for problem in problems.values()]),
             heuristic=np.array(heuristic),
-            found=np.stack([np.pad(row, (0, batch.max_ops - len(row))) for row in found]),
+            found=np.stack([np.pad(row, (0, most - len(row))) for row in found]),
             found_score=np.array(score),
         )
 
     def expand(self, index: int, placement: Tensor) -> np.ndarray:
         """Turn placements (K, U) of a problem's units into placements (K, W) int64 of its ops, padded with zeros."""
         ops = placement.cpu().numpy()[:, self.units[index]]
-        return np.pad(ops, ((0, 0), (0, self.batch.max_ops - ops.shape[1])))
+        return np.pad(ops, ((0, 0), (0, self.found.shape[1] - ops.shape[1])))
 
     def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
         """Simulate placements (rows, W) of the problems `index` (rows,), or measure their makespans.
@@ -101,11 +101,13 @@ class Family:
         Returns (rows, 2) float64: the penalised makespan relative to the best single device, and 1 if the placement
         fits into memory, else 0.
         """
-        makespan_us, overflow = simulate_batch(self.batch, index, placements)
-        if self.measure is not None:
-            ops = [self.batch.problems[number].num_ops for number in index]
-            rows = zip(index.tolist(), placements, ops, strict=True)
-            makespan_us = np.array([self.measure(number, row[:count]) for number, row, count in rows])
+        makespan_us, overflow = np.empty(len(index)), np.empty(len(index))
+        for number in np.unique(index).tolist():
+            rows, problem = np.flatnonzero(index == number), self.problems[number]
+            ops = placements[rows, : problem.num_ops]
+            makespan_us[rows], overflow[rows] = simulate_batch(problem, ops)
+            if self.measure is not None:
+                makespan_us[rows] = [self.measure(number, row) for row in ops]
         return np.stack([penalised(makespan_us, overflow) / self.single_us[index], overflow <= 0.0], 1)
 
 
@@ -211,7 +213,7 @@ class OneShotLearner:
         samples = policy.decide(held_out.inputs, [policy.noise(graph, 1, None) for graph in held_out.inputs])
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
         relative = held_out.score(np.arange(len(placements)), placements)[:, 0]
-        first = held_out.batch.problems[0].num_ops
+        first = held_out.problems[0].num_ops
         scores = relative, relative, relative / held_out.heuristic
         return Validation(*scores, placements[0, :first], judged=relative, moves=np.ones(len(relative), np.int64))
 
