@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
+from placeto.heuristics.etf_kernel import Favourites, earliest_start
+from placeto.heuristics.list_kernels import Order, earliest_finish, floating
 from placeto.heuristics.rules import within_memory
 from placeto.plumbing.compiling import compiled
 from placeto.problem.graph.gradient_sums import colocation_groups
