@@ -32,7 +32,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from placeto.heuristics.list_kernels import Favourites
+from placeto.heuristics.etf_kernel import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, try_lists, upward_rank
 from placeto.heuristics.rules import demands
 from placeto.problem.grouping.coarsening import transfer_us

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import numpy as np
 
-from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
-from placeto.heuristics.rules import demands, within_memory
+from placeto.heuristics.etf_kernel import Favourites, earliest_start
+from placeto.heuristics.list_kernels import Order, earliest_finish, floating
+from placeto.heuristics.rules import within_memory
 from placeto.plumbing.compiling import compiled
 from placeto.problem.graph.gradient_sums import colocation_groups
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.threads import threads
 
 Listed = tuple[np.ndarray, np.ndarray]
 """A placement (N,), and the ops (N,) in the order in which the list schedule starts them."""
@@ -48,21 +47,18 @@ def _best_of_four(evaluator: Evaluator, place: Callable[..., Listed]) -> None:
 def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Listed]]) -> None:
     """Score the placement of each variant under the problem's dispatch, and the best of them in its own order, too.
 
-    The dispatch `fifo` has no orders, so that its own order isn't tried then. Several threads run the variants.
+    The dispatch `fifo` has no orders, so that its own order isn't tried then.
 
     Args:
         evaluator: scores, and keeps the best.
         variants: each makes a placement from the bytes (N,) that each op occupies; see `within_memory`.
     """
-    best, best_list, (demand, _) = math.inf, None, demands(evaluator.problem)
-    with ThreadPoolExecutor(threads()) as pool:
-        ahead = [pool.submit(variant, demand) for variant in variants if not evaluator.exhausted]
-        for variant, first in zip(variants, ahead, strict=False):
-            for placement, order in within_memory(evaluator, variant, first.result):
-                score = evaluator.score_ops(placement)
-                if score < best:
-                    best, best_list = score, (placement, order)
-        pool.shutdown(cancel_futures=True)  # if the budget is spent, some are left
+    best, best_list = math.inf, None
+    for variant in variants:
+        for placement, order in within_memory(evaluator, variant):
+            score = evaluator.score_ops(placement)
+            if score < best:
+                best, best_list = score, (placement, order)
     if best_list is not None and evaluator.problem.dispatch != "fifo":
         evaluator.score_ops(*best_list)
 

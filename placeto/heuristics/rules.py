@@ -42,9 +42,7 @@ def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     return resident, resident + share * outputs
 
 
-def within_memory(
-    evaluator: Evaluator, place: Callable[[np.ndarray], Made], first: Callable[[], Made] | None = None
-) -> Iterator[Made]:
+def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], Made]) -> Iterator[Made]:
     """Yield what `place` makes of the first estimate of `demands`, and of the second if the first one didn't fit.
 
     The caller scores each result before it takes the next one: `evaluator.last_fits` then says whether it fits.
@@ -52,12 +50,11 @@ def within_memory(
     Args:
         evaluator: scores; nothing is yielded once its budget is spent.
         place: makes a placement from the bytes (N,) that each op occupies.
-        first: returns ``place(first estimate)``, if another thread computes it; None = `place` is called for it.
     """
-    for attempt, demand in enumerate(demands(evaluator.problem)):
+    for demand in demands(evaluator.problem):
         if evaluator.exhausted:
             return
-        yield place(demand) if attempt or first is None else first()
+        yield place(demand)
         if evaluator.last_fits:
             return
 

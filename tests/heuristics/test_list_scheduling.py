@@ -16,7 +16,7 @@ from placeto.problem.cluster import Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from tests.cases import problem_of, toy_problem
+from tests.cases import problem_of
 from tests.toys import alike, linked
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
@@ -152,19 +152,3 @@ def test_which_ops_float() -> None:
     assert np.flatnonzero(floats).tolist() == [0, 1, 2]
     assert joined[1] == joined[0] == follow[4]
     assert np.delete(joined, 1).tolist() == np.delete(follow, 1).tolist()
-
-
-@pytest.mark.parametrize("name", ["heft", "etf"])
-@pytest.mark.parametrize("simulations", [None, 2])
-def test_what_is_found_does_not_depend_on_the_cores(
-    name: str, simulations: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for threads in (1, 2):
-        monkeypatch.setattr("placeto.heuristics.list_scheduling.threads", lambda number=threads: number)
-        problem = toy_problem(7, 60, 3)
-        found.append(HEURISTICS[name](problem, simulations=simulations))
-    for result in found:
-        assert result.simulations == found[0].simulations == (simulations or result.simulations)
-        assert [row[2] for row in result.history] == [row[2] for row in found[0].history]
-        np.testing.assert_array_equal(result.placement, found[0].placement)

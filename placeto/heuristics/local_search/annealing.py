@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.heuristics.local_search.local_search import LocalSearch
-from placeto.heuristics.local_search.moves import MOVES
 from placeto.simulator.evaluator import Evaluator
 
 HOT = 0.15
@@ -28,4 +27,4 @@ def annealing(evaluator: Evaluator, rng: np.random.Generator) -> None:
         return
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(HOT, max(COLD, COLD * evaluator.expected / moves))
-    LocalSearch(evaluator, evaluator.best_groups[0], MOVES, rng).run(hot, COLD)
+    LocalSearch(evaluator, evaluator.best_groups[0], rng).run(hot, COLD)

@@ -5,14 +5,13 @@ Legend: G groups, D devices.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from placeto.heuristics.local_search.local_search import LocalSearch
-from placeto.heuristics.local_search.moves import MOVES
 from placeto.simulator.evaluator import Evaluator
 
-CLIMBING = ("random", "swap", "set", "part")
-"""Kinds of moves of hill climbing. Iterated local search proposes all kinds."""
 KICKED = 0.03
 """Share of the groups that are moved at random before a new descent."""
 
@@ -20,24 +19,26 @@ KICKED = 0.03
 def climb(evaluator: Evaluator, rng: np.random.Generator) -> None:
     """Hill climbing: random moves from the best placement of the constructive placers, kept unless they are worse.
 
-    It moves groups, and sets of groups such as modules. It ends early after `KNOWN` proposals in a row
-    of which none can be better than the placement so far.
+    It ends early after `KNOWN` proposals in a row of which none can be better than the placement so far.
     """
-    LocalSearch(evaluator, evaluator.best_groups[0], CLIMBING, rng).run()
+    LocalSearch(evaluator, evaluator.best_groups[0], rng).run()
 
 
 def iterate(evaluator: Evaluator, rng: np.random.Generator) -> None:
-    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
-    search = LocalSearch(evaluator, evaluator.best_groups[0], MOVES, rng)
-    groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
-    patience = groups * (devices - 1)  # as many proposals in a row without an improvement as there are single moves
-    home, home_score = search.device.copy(), search.score
+    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better.
+
+    A descent takes as many simulations as there are moves of single groups.
+    """
+    moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
+    start = home = evaluator.best_groups[0]
+    home_score = math.inf
     while not evaluator.exhausted:
-        search.run(patience=patience)
+        with evaluator.limited(evaluator.simulations + 1 + moves, None):
+            search = LocalSearch(evaluator, start, rng)
+            search.run()
         if search.score <= home_score:
-            home, home_score = search.device.copy(), search.score
-        if not evaluator.exhausted:
-            search.restart(_kicked(home, evaluator, rng))
+            home, home_score = search.device, search.score
+        start = _kicked(home, evaluator, rng)
 
 
 def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) -> np.ndarray:

@@ -1,25 +1,22 @@
 """The local search in Python: it calls the compiled search, `search_loop.search`, in chunks, within a budget.
 
-Legend: N ops, G groups, D devices, M kinds of moves.
+Legend: N ops, G groups, D devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from placeto.heuristics.local_search.moves import MOVES, Rules, State
+from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.heuristics.local_search.search_loop import Log, Stretch, search
 from placeto.heuristics.local_search.thread_pool import CALL, dismiss, new_batch, new_thread_pool
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.threads import pool, threads
 
-ESTIMATE_UNIT = 0.01
-"""Moves whose delta estimates differ by less than this share of the makespan are about equally likely to be tried."""
 TEMPERATURE = 1e-3
 """The first temperature, as a share of the makespan. Later it follows the share of accepted proposals."""
 MEMO = 1 << 16
@@ -42,20 +39,17 @@ class LocalSearch:
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
         start: (G,) device of each group; this placement is simulated once more.
-        kinds: of `MOVES`, which are proposed equally often.
         rng: source of randomness.
     """
 
-    def __init__(self, evaluator: Evaluator, start: np.ndarray, kinds: Sequence[str], rng: np.random.Generator) -> None:
+    def __init__(self, evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
         problem, groups = evaluator.problem, evaluator.groups.num_groups
-        devices, size = problem.num_devices, groups * (problem.num_devices - 1)
+        devices = problem.num_devices
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
-        proposed = np.array([MOVES.index(kind) for kind in kinds], np.int64)
-        self.rules = Rules(proposed, ESTIMATE_UNIT if "estimated" in kinds else 0.0, KNOWN)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
-            device=np.zeros(groups, np.int64),
+            device=np.array(start, np.int64),
             best=np.zeros(problem.num_ops, np.int64),
             critical=np.zeros(groups, np.int64),
             num_critical=np.zeros(1, np.int64),
@@ -63,9 +57,7 @@ class LocalSearch:
             best_score=np.full(1, math.inf),
             best_makespan=np.full(1, math.inf),
             best_overflow=np.full(1, math.inf),
-            pair=np.zeros((size, 2), np.int64),
-            weight=np.zeros(size),
-            num_pairs=np.zeros(1, np.int64),
+            marked=np.zeros(groups, np.bool_),
             salt=rng.integers(1, 2**64, (groups, devices), np.uint64),
             hash=np.zeros(1, np.uint64),
             seen=np.zeros(MEMO, np.uint64),
@@ -75,9 +67,9 @@ class LocalSearch:
         )
         self._threads = threads()
         self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
-        self._pool = new_thread_pool(self._threads, problem.arrays, groups, devices)
+        self._pool = new_thread_pool(self._threads, problem.arrays)
         self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
-        self.restart(start)
+        self._absorb(*self._search(Stretch(1, KNOWN, (0.0, 0.0), restart=True)))
         self.state.temperature[0] = TEMPERATURE * self.score
 
     @property
@@ -90,32 +82,23 @@ class LocalSearch:
         """Penalised makespan of the current placement, in microseconds."""
         return float(self.state.score[0])
 
-    def restart(self, start: np.ndarray) -> None:
-        """Go on from another placement (G,) of groups. This takes one simulation."""
-        self.state.device[:] = start
-        self._absorb(*self._search(Stretch(1, 1, (0.0, 0.0), restart=True)))
-
-    def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
-        """Search until the budget is spent, or `patience` is, or (with `hot` 0) `KNOWN` proposals in a row are known.
+    def run(self, hot: float = 0.0, cold: float = 0.0) -> None:
+        """Search until the budget is spent, or (with `hot` 0) `KNOWN` proposals in a row are known.
 
         Args:
             hot: share of the proposals that are accepted though worse, at the beginning; 0 accepts nothing worse.
             cold: share of the proposals that are accepted though worse, at the end of the budget.
-            patience: end after about this number of proposals in a row without an improvement; None = no such limit.
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
-        began, fruitless = evaluator.progress, 0
+        began = evaluator.progress
         while (count := evaluator.next_chunk(len(self._log.simulation))) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
                 share = max(share, evaluator.pace * count / evaluator.seconds_limit)
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
-            standing = self.score
-            left = 1 << 60 if patience is None else patience - fruitless
-            simulated, logged = self._search(Stretch(count, left, (hot * ratio**done, hot * ratio**until)))
+            simulated, logged = self._search(Stretch(count, KNOWN, (hot * ratio**done, hot * ratio**until)))
             self._absorb(simulated, logged)
-            fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
             evaluator.took(count, evaluator.seconds - before)
@@ -127,7 +110,6 @@ class LocalSearch:
             self.evaluator.problem.arrays,
             self.near,
             self.state,
-            self.rules,
             self._batch,
             self._pool,
             stretch,

@@ -1,6 +1,6 @@
 """The state of a local search, and the moves of groups that it may propose.
 
-Legend: N ops, G groups, D devices, S sets, C moves that have a delta estimate, H entries of the memo.
+Legend: N ops, G groups, D devices, S sets, H entries of the memo.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
 from placeto.plumbing.compiling import compiled
 
-MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "block")
-"""Kinds of moves:
+MOVES = ("critical", "random", "swap", "set", "part", "exchange", "block")
+"""Kinds of moves, which are proposed equally often:
 
-- estimated: a critical group, to a device where its delta estimate is good;
 - critical: a critical group, that is, one with an op that takes time and has no slack;
 - random: any group;
 - swap: two groups change places, one of them critical;
@@ -27,7 +26,7 @@ MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "
 """
 LARGEST_BLOCK = 12
 """Upper limit of the number of groups in a connected block."""
-ESTIMATED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
+CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
 class State(NamedTuple):
@@ -42,46 +41,13 @@ class State(NamedTuple):
     best_score: np.ndarray  # (1,) float64, us, penalised makespan of the best placement so far
     best_makespan: np.ndarray  # (1,) float64, us
     best_overflow: np.ndarray  # (1,) float64, its memory overflow; 0 = it fits
-    pair: np.ndarray  # (C, 2) int64, moves that have a delta estimate: group and device
-    weight: np.ndarray  # (C,) float64, odds of the moves in `pair`; the first `num_pairs[0]` entries of both are valid
-    num_pairs: np.ndarray  # (1,) int64
+    marked: np.ndarray  # (G,) bool, for marking groups; all False between calls
     salt: np.ndarray  # (G, D) uint64, random: the hash of a placement is the exclusive or of its groups' salts
     hash: np.ndarray  # (1,) uint64, of the current placement
     seen: np.ndarray  # (H,) uint64, hashes of simulated placements; H is a power of two
     bound: np.ndarray  # (H,) float64, us, lower bounds of the penalised makespans of these placements
     temperature: np.ndarray  # (1,) float64, us
     counter: np.ndarray  # (1,) uint64, state of the random numbers; see `random_numbers`
-
-
-class Rules(NamedTuple):
-    """How a search proposes and accepts."""
-
-    kinds: np.ndarray  # int64, the kinds of moves that are proposed, RANDOM among them; see `MOVES`
-    estimate_unit: float  # see `ESTIMATE_UNIT`, share of the makespan; 0 = no delta estimates are made
-    known: int  # see `KNOWN`
-
-
-@compiled(inner=True)
-def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
-    """Propose one of the moves in `state.pair`, at random by weight; returns 1, or 0 if no move with a weight is left.
-
-    The move's weight becomes 0, so that it isn't proposed again before the placement changes.
-    """
-    pairs = state.num_pairs[0]
-    total = state.weight[:pairs].sum()
-    if total <= 1e-12:
-        return 0
-    left = uniform(state.counter) * total
-    pick = -1
-    for k in range(pairs):
-        if state.weight[k] > 0.0:
-            pick = k
-            left -= state.weight[k]
-            if left < 0.0:
-                break
-    state.weight[pick] = 0.0
-    chosen[0], target[0] = state.pair[pick, 0], state.pair[pick, 1]
-    return 1
 
 
 @compiled(inner=True)
@@ -105,7 +71,6 @@ def propose(
     state: State,
     kind: int,
     num_devices: int,
-    marked: np.ndarray,
     chosen: np.ndarray,
     target: np.ndarray,
 ) -> int:
@@ -113,16 +78,13 @@ def propose(
 
     Args:
         near: which groups may be moved together.
-        state: its random numbers go on, and an estimated move loses its weight.
+        state: its random numbers go on.
         kind: number of the kind in `MOVES`.
         num_devices: D, at least 2.
-        marked: (G,) bool, all False; False again afterwards.
         chosen: (G,) int64, its first entries are set to the groups that move.
         target: (G,) int64, its first entries are set to their new devices.
     """
     num_groups = len(near.op_ptr) - 1
-    if kind == ESTIMATED:
-        return _propose_estimated(state, chosen, target)
     if kind in (SET, PART, EXCHANGE):
         return _propose_set(near, state, kind, num_devices, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:
@@ -142,17 +104,17 @@ def propose(
     count = 1
     if kind == BLOCK:
         size = between(state.counter, 2, LARGEST_BLOCK + 1)
-        marked[group] = True
+        state.marked[group] = True
         head = 0  # breadth first from the group, through neighbours on its device; `chosen` is the queue
         while head < count and count < size:
             for k in range(near.near_ptr[chosen[head]], near.near_ptr[chosen[head] + 1]):
                 partner = near.near[k]
-                if count < size and not marked[partner] and state.device[partner] == source:
-                    marked[partner] = True
+                if count < size and not state.marked[partner] and state.device[partner] == source:
+                    state.marked[partner] = True
                     chosen[count] = partner
                     count += 1
             head += 1
-        marked[chosen[:count]] = False
+        state.marked[chosen[:count]] = False
     target[:count] = device
     return count
 

@@ -1,6 +1,6 @@
 """Which groups the local searches may move together: the members of sets, and neighbours.
 
-Legend: N ops, G groups, S sets, M members of all sets together, A pairs of neighbouring groups (both ways), E edges.
+Legend: N ops, G groups, S sets, M members of all sets together, A pairs of neighbouring groups (both ways).
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from placeto.problem.problem import PlacementProblem
 class Neighbourhood(NamedTuple):
     """Which ops and groups may be moved together, as flat arrays of int64."""
 
-    group: np.ndarray  # (N,); this and the next five are those of `GroupArrays`
+    group: np.ndarray  # (N,) group of each op
     op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
     ops: np.ndarray  # (N,) by group, in topological order within it
-    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
-    in_src: np.ndarray  # (E,)
-    in_tensor: np.ndarray  # (E,)
     set_ptr: np.ndarray  # (S+1,) offsets of each set's members in `sets`
     sets: np.ndarray  # (M,) groups that are members, by set
     home_ptr: np.ndarray  # (G+1,) offsets of each group's memberships in the next two arrays
@@ -50,7 +47,7 @@ def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
     set_ptr = np.cumsum([0, *map(len, every)])
     home_place = np.argsort(sets, kind="stable")
     return Neighbourhood(
-        *group_arrays(problem.graph, groups),
+        *group_arrays(problem.graph, groups)[:3],
         set_ptr=set_ptr,
         sets=sets,
         home_ptr=np.searchsorted(sets[home_place], ids),

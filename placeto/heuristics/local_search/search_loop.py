@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.local_search.delta_estimate import Scratch
-from placeto.heuristics.local_search.moves import Rules, State, propose
+from placeto.heuristics.local_search.moves import MOVES, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
 from placeto.heuristics.local_search.thread_pool import (
@@ -24,17 +23,18 @@ from placeto.heuristics.local_search.thread_pool import (
     await_all,
     call,
     put,
-    scratch_of,
+    record_of,
     take_part,
     wait_for_tasks,
 )
 from placeto.plumbing.array_kernels import copy_into
 from placeto.plumbing.compiling import compiled
 from placeto.problem.flat import FlatProblem
+from placeto.simulator.kernel import Record
 from placeto.simulator.lowering import lowered
-from placeto.simulator.readings.timelines import timelines
 from placeto.simulator.slack import fill_slack
 
+_KINDS = len(MOVES)
 _STEER = 0.1  # how fast the temperature changes while the share of accepted proposals differs from the goal
 
 
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
     """What a call of `search` is to do."""
 
     simulations: int  # it makes at most this number
-    patience: int  # it ends after this number of proposals in a row, simulated or known, without an improvement
+    known: int  # see `KNOWN` in `local_search`
     warmth: tuple[float, float]
     """Share of the proposals that are to be accepted though worse, at the beginning and at the end; in between, it
     falls geometrically. The temperature is adjusted to it. 0 accepts none."""
@@ -62,7 +62,6 @@ def search(
     flat: FlatProblem,
     near: Neighbourhood,
     state: State,
-    rules: Rules,
     batch: Batch,
     pool: ThreadPool,
     stretch: Stretch,
@@ -76,7 +75,6 @@ def search(
         flat: the problem, of two devices at least.
         near: the neighbourhood of its groups.
         state: of the search; it is changed.
-        rules: how to propose and accept.
         batch: for proposals; its size has no influence on the result.
         pool: what its threads share.
         stretch: what to do.
@@ -87,13 +85,11 @@ def search(
 
     Returns:
         The number of simulations made, and the length of the log. If nothing worse is accepted, the search also ends
-        after `Rules.known` known proposals in a row.
+        after `Stretch.known` known proposals in a row.
     """
-    # `estimating`: the thread from whose schedule the pool is to make delta estimates; -1 = it simulates the batch
     zero: Any = np.int64(0)  # no literal, see `compiled`
-    logged, done, known, fruitless, filled, estimating = 0, zero, zero, zero, zero, zero - 1
-    simulations, patience, warmth, restart = stretch
-    waits, stuck = zero > 0, False
+    logged, done, known, filled, waiting, stuck = 0, zero, zero, zero, zero - 1, False
+    simulations, most_known, warmth, restart = stretch
     if thread == 0:
         if restart:
             filled = _enter(near, state, batch)
@@ -103,42 +99,33 @@ def search(
         if thread > 0:
             if not wait_for_tasks(pool, number):
                 return done, logged
-        elif estimating < 0 and not restart:  # 1. propose a batch
-            if done == simulations or stuck or (fruitless >= patience and not waits):
+        elif not restart:  # 1. propose a batch
+            if done == simulations or stuck:
                 return done, logged
-            counts = done, simulations, min(len(batch.size) - 1, simulations - done)
-            streaks = known, fruitless, patience
-            filled, known, fruitless, waits, stuck = _propose_batch(
-                near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
+            counts = done, simulations, min(len(batch.size), simulations - done)
+            filled, known, waiting, stuck = _propose_batch(
+                near, state, batch, counts, known, most_known, waiting, warmth
             )
         restart = False
-        if thread == 0:  # 2. all threads simulate it, or make the estimates that were asked for
-            call(pool, filled if estimating < 0 else state.num_critical[0], estimating)
+        if thread == 0:  # 2. all threads simulate it
+            call(pool, filled)
         take_part(flat, near, state, batch, pool, thread)
         if thread > 0:
             continue
         await_all(pool)
-        if estimating >= 0:  # the odds of the next proposals are made of the estimates
-            _set_odds(state, rules.estimate_unit)
-            estimating = -1
-            continue
         for i in range(filled):  # 3. accept or reject, one after the other; those after an accepted one are dropped
             done += 1
             score, cutoff = batch.score[i], batch.cutoff[i]
             state.seen[batch.entry[i]] = batch.key[i]
             state.bound[batch.entry[i]] = score if score < np.inf else cutoff
             if score <= cutoff:
-                known, waits, stuck = 0, False, False
-                fruitless = 0 if score < state.score[0] else batch.fruitless[i]
+                known, waiting, stuck = zero, zero - 1, False
                 _accept(near, state, batch, pool, i, _share_of_worse(warmth, done, simulations))
                 if _keep_best(state, score, batch.makespan[i], batch.overflow[i]):
                     log.simulation[logged] = done
                     log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
                     logged += 1
-                _prepare_estimates(
-                    flat, near, state, scratch_of(pool, batch.thread[i], zero), batch.sends[i], batch.makespan[i]
-                )
-                estimating = batch.thread[i] if rules.estimate_unit > 0.0 else -1
+                _find_critical(flat, near, state, record_of(pool, batch.thread[i]), batch.sends[i], batch.makespan[i])
                 break
 
 
@@ -149,7 +136,7 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     for group in range(len(state.device)):
         put(near, state.placement, group, state.device[group])
         key ^= state.salt[group, state.device[group]]
-    batch.size[0], batch.cutoff[0], batch.fruitless[0] = 0, np.inf, 0
+    batch.size[0], batch.cutoff[0] = 0, np.inf
     batch.key[0], batch.entry[0] = key, np.int64(key & np.uint64(len(state.seen) - 1))
     batch.drawn[0], batch.temperature[0] = state.counter[0], state.temperature[0]
     return 1
@@ -203,54 +190,49 @@ def _copy_proposal(batch: Batch, source: int, to: int) -> None:
     copy_into(batch.chosen[to], batch.chosen[source, :count])
     copy_into(batch.target[to], batch.target[source, :count])
     batch.key[to], batch.entry[to], batch.cutoff[to] = batch.key[source], batch.entry[source], batch.cutoff[source]
-    batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
+    batch.drawn[to] = batch.drawn[source]
 
 
 @compiled(inner=True, inline="always")
 def _propose_batch(
     near: Neighbourhood,
     state: State,
-    rules: Rules,
     batch: Batch,
-    marked: np.ndarray,
     counts: tuple[int, int, int],
-    streaks: tuple[int, int, int],
-    waits: bool,
+    known: int,
+    most_known: int,
+    waiting: int,
     warmth: tuple[float, float],
-) -> tuple[int, int, int, bool, bool]:
+) -> tuple[int, int, int, bool]:
     """Fill the batch with proposals, each made as if all before it were rejected. Known proposals are left out.
 
     Args:
         near: as in `search`.
-        state: its memo is read; its temperature, random numbers and weights of delta estimates change.
-        rules: as in `search`.
+        state: its memo is read; its temperature and random numbers change.
         batch: the proposals are written into it.
-        marked: (G,) bool, all False.
         counts: number of simulations done, number of simulations of this search, upper limit of proposals to make.
-        streaks: number of proposals in a row that were known, number in a row without an improvement, and the patience.
-        waits: whether the proposal in the batch's last entry is the first one of this batch.
+        known: number of proposals in a row that were known.
+        most_known: see `Stretch.known`.
+        waiting: entry of the batch with a proposal that becomes the first one of this batch; -1 = none.
         warmth: as in `search`.
 
     Returns:
-        The number of proposals made. The first two streaks. Whether another proposal waits in the batch's last entry:
-        it has the same memo entry as one of this batch, and may be known once that one is simulated. Whether the search
-        is to end, since `Rules.known` proposals in a row were known and nothing worse is accepted.
+        The number of proposals made. The number of proposals in a row that were known. The entry of another proposal
+        that waits: it has the same memo entry as one of this batch, and may be known once that one is simulated.
+        Whether the search is to end, since `most_known` proposals in a row were known and nothing worse is accepted.
     """
     done, simulations, most = counts
-    known, fruitless, patience = streaks
     hot, num_devices, last = warmth[0], state.salt.shape[1], np.uint64(len(state.seen) - 1)
     filled: Any = np.int64(0)  # no literal, see `compiled`
-    spare = len(batch.size) - 1
-    while filled < most and (waits or fruitless < patience):
-        if waits:
-            _copy_proposal(batch, spare, filled)
-            waits = False
+    none = filled - 1
+    while filled < most:
+        if waiting >= 0:
+            _copy_proposal(batch, waiting, filled)
+            waiting = none
         else:
-            fruitless += 1
             count, chosen, target = 0, batch.chosen[filled], batch.target[filled]
             while count == 0:
-                kind = rules.kinds[between(state.counter, 0, len(rules.kinds))]
-                count = propose(near, state, kind, num_devices, marked, chosen, target)
+                count = propose(near, state, between(state.counter, 0, _KINDS), num_devices, chosen, target)
             key = state.hash[0]
             for k in range(count):
                 key ^= state.salt[chosen[k], state.device[chosen[k]]] ^ state.salt[chosen[k], target[k]]
@@ -258,15 +240,14 @@ def _propose_batch(
             batch.cutoff[filled] = state.score[0]
             if hot > 0.0:
                 batch.cutoff[filled] -= state.temperature[0] * np.log(1.0 - uniform(state.counter))
-            batch.drawn[filled], batch.fruitless[filled] = state.counter[0], fruitless
+            batch.drawn[filled] = state.counter[0]
         entry = batch.entry[filled]
-        if known >= rules.known:
+        if known >= most_known:
             if hot <= 0.0:  # nothing worse is accepted, so nothing new is in reach
-                return filled, known, fruitless, False, True
+                return filled, known, none, True
             batch.cutoff[filled] = np.inf  # accept the next proposal whatever its score, to get away
         elif (batch.entry[:filled] == entry).any():  # only that one's simulation tells whether this one is known
-            _copy_proposal(batch, filled, spare)
-            return filled, known, fruitless, True, False
+            return filled, known, filled, False
         elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
             known += 1
             if hot > 0.0:  # the temperature changes as by a simulated rejection
@@ -277,38 +258,25 @@ def _propose_batch(
         filled += 1
         if hot > 0.0:
             state.temperature[0] *= np.exp(_STEER * _share_of_worse(warmth, done + filled, simulations))
-    return filled, known, fruitless, False, False
+    return filled, known, none, False
 
 
 @compiled(inner=True, inline="always")
-def _prepare_estimates(
-    flat: FlatProblem, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
+def _find_critical(
+    flat: FlatProblem, near: Neighbourhood, state: State, record: Record, num_sends: int, makespan: float
 ) -> None:
-    """Find the critical groups of the current schedule, and fill `scratch` with slacks and timelines for estimates."""
-    num_devices, record, marked = len(flat.overhead_us), scratch.record, scratch.marked
+    """Find the critical groups of the current schedule."""
+    num_devices = len(flat.overhead_us)
+    op_slack, send_slack = np.empty(len(record.start)), np.empty(len(record.send_start))
     low, place = lowered(flat, state.placement)
-    fill_slack(low, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    fill_slack(low, place, record, num_sends, makespan, op_slack, send_slack)
     count = 0
     for op in range(len(near.group)):
         group = near.group[op]
         takes_time = flat.op_time[op * num_devices + state.placement[op]] > 0.0
-        if scratch.op_slack[op] <= 1e-9 * makespan and takes_time and not marked[group]:
-            marked[group] = True
+        if op_slack[op] <= 1e-9 * makespan and takes_time and not state.marked[group]:
+            state.marked[group] = True
             state.critical[count] = group
             count += 1
-    marked[state.critical[:count]] = False
-    state.num_critical[0], state.num_pairs[0] = count, 0
-    timelines(flat, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
-
-
-@compiled(inner=True)
-def _set_odds(state: State, unit: float) -> None:
-    """Turn the delta estimates of critical groups' moves into odds (`State.weight`).
-
-    A move whose estimate is worse than the best one by `unit` x the score has 1 / e of the best one's odds.
-    """
-    pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
-    if pairs > 0:
-        weight = state.weight[:pairs]
-        copy_into(weight, np.exp((weight.min() - weight) / (unit * state.score[0])))
-    state.num_pairs[0] = pairs
+    state.marked[state.critical[:count]] = False
+    state.num_critical[0] = count

@@ -1,14 +1,13 @@
-"""The thread pool of a search: its threads simulate proposals and make delta estimates side by side.
+"""The thread pool of a search: its threads simulate proposals side by side.
 
 Most proposals are rejected, and a rejection changes nothing. So a *speculative batch* of proposals is made: each one as
 if all before it were rejected. Several threads simulate them. The first one that is accepted counts, and those after it
 are dropped. So what a search finds doesn't depend on the number of threads.
 
-A task is one proposal to simulate, or one critical group whose moves get delta estimates. Each thread takes the next
-task that no thread has taken. Between two batches the threads keep polling for work, since a batch takes less time than
-waking a thread.
+A task is one proposal to simulate. Each thread takes the next task that no thread has taken. Between two batches the
+threads keep polling for work, since a batch takes less time than waking a thread.
 
-Legend: N ops, E edges, G groups, D devices, B proposals of a batch and one more, W threads. Arrays of schedules also
+Legend: N ops, E edges, G groups, B proposals of a batch, W threads. Arrays of schedules also
 have room for relays and their edges.
 """
 
@@ -18,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.plumbing.compiling import compiled
@@ -27,21 +25,20 @@ from placeto.simulator import atomics
 from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
-NEXT, LIMIT, BUSY, CALL, ESTIMATING = 0, 8, 16, 24, 32
+NEXT, LIMIT, BUSY, CALL = 0, 8, 16, 24
 """Entries of `ThreadPool.control`. They are 64 bytes apart, so that each has a cache line of its own.
 
 - `NEXT`: the next task that no thread has taken; `_NONE` between two batches.
 - `LIMIT`: the number of tasks. Once a proposal is accepted, it is the number of tasks up to this one.
 - `BUSY`: the number of threads that work on tasks.
 - `CALL`: the number of this call of the search; it changes when the call ends.
-- `ESTIMATING`: if the tasks are delta estimates, the thread whose record has the schedule; else -1.
 """
 _NONE = 1 << 40  # larger than any number of tasks
 _AWAKE = 200  # polls after which a thread lets others use the core once
 
 
 class Batch(NamedTuple):
-    """A speculative batch: proposals and their results. The last entry is for a proposal that has to wait."""
+    """A speculative batch: proposals and their results."""
 
     size: np.ndarray  # (B,) int64, number of groups that move
     chosen: np.ndarray  # (B, G) int64, its first `size` entries are the groups that move
@@ -51,7 +48,6 @@ class Batch(NamedTuple):
     cutoff: np.ndarray  # (B,) float64, us, the proposal is accepted up to this penalised makespan
     drawn: np.ndarray  # (B,) uint64, `State.counter` after the proposal was made
     temperature: np.ndarray  # (B,) float64, us, the temperature when the proposal was made
-    fruitless: np.ndarray  # (B,) int64, proposals in a row without an improvement, this one included
     score: np.ndarray  # (B,) float64, us, penalised makespan, or inf if the simulation stopped above `cutoff`
     makespan: np.ndarray  # (B,) float64, us
     overflow: np.ndarray  # (B,) float64, memory overflow
@@ -62,7 +58,7 @@ class Batch(NamedTuple):
 class ThreadPool(NamedTuple):
     """Arrays that the threads share, and arrays with a row for each thread."""
 
-    control: np.ndarray  # (40,) int64, see `NEXT`
+    control: np.ndarray  # (32,) int64, see `NEXT`
     placement: np.ndarray  # (W, N) int64, the current placement; with the proposal's moves during a simulation
     start: np.ndarray  # (W, N); this and the next six are the threads' schedules, see `Record`
     finish: np.ndarray  # (W, N)
@@ -71,31 +67,22 @@ class ThreadPool(NamedTuple):
     send_start: np.ndarray  # (W, E)
     send_finish: np.ndarray  # (W, E)
     order: np.ndarray  # (W, N+E)
-    op_slack: (
-        np.ndarray
-    )  # (N,); this and the next four are fields of `Scratch`, for the schedule of the current placement
-    send_slack: np.ndarray  # (E,)
-    line_ptr: np.ndarray  # (D+1,)
-    line: np.ndarray  # (N,)
-    marked: np.ndarray  # (G,) bool
-    guess: np.ndarray  # (W, N) field of `Scratch`, one for each thread
 
 
 def new_batch(proposals: int, groups: int) -> Batch:
-    """Return an empty batch with room for this number of proposals, and for one more that waits."""
-    proposals += 1
-    integers = {name: np.zeros(proposals, np.int64) for name in ("size", "entry", "fruitless", "sends", "thread")}
+    """Return an empty batch with room for this number of proposals."""
+    integers = {name: np.zeros(proposals, np.int64) for name in ("size", "entry", "sends", "thread")}
     floats = {name: np.zeros(proposals) for name in ("cutoff", "temperature", "score", "makespan", "overflow")}
     moves = {name: np.zeros((proposals, groups), np.int64) for name in ("chosen", "target")}
     hashes = {name: np.zeros(proposals, np.uint64) for name in ("key", "drawn")}
     return Batch(**integers, **floats, **moves, **hashes)
 
 
-def new_thread_pool(threads: int, flat: FlatProblem, groups: int, devices: int) -> ThreadPool:
+def new_thread_pool(threads: int, flat: FlatProblem) -> ThreadPool:
     """Return a pool whose threads have no work yet."""
     ops, edges = record_sizes(flat)
-    control = np.zeros(40, np.int64)
-    control[NEXT], control[ESTIMATING] = _NONE, -1
+    control = np.zeros(32, np.int64)
+    control[NEXT] = _NONE
     return ThreadPool(
         control,
         placement=np.zeros((threads, len(flat.op_rank)), np.int64),
@@ -106,12 +93,6 @@ def new_thread_pool(threads: int, flat: FlatProblem, groups: int, devices: int) 
         send_start=np.empty((threads, edges)),
         send_finish=np.empty((threads, edges)),
         order=np.empty((threads, ops + edges), np.int64),
-        op_slack=np.empty(ops),
-        send_slack=np.empty(edges),
-        line_ptr=np.empty(devices + 1, np.int64),
-        line=np.empty(ops, np.int64),
-        marked=np.zeros(groups, np.bool_),
-        guess=np.empty((threads, ops)),
     )
 
 
@@ -127,13 +108,6 @@ def record_of(pool: ThreadPool, thread: int) -> Record:
         pool.send_finish[thread],
         pool.order[thread],
     )
-
-
-@compiled(inner=True)
-def scratch_of(pool: ThreadPool, simulated: int, thread: int) -> Scratch:
-    """Return the schedule that the thread `simulated` has, with arrays in which the thread `thread` may work."""
-    record, guess = record_of(pool, simulated), pool.guess[thread]
-    return Scratch(record, pool.op_slack, pool.send_slack, pool.line_ptr, pool.line, guess, pool.marked)
 
 
 @compiled(inner=True)
@@ -156,13 +130,8 @@ def dismiss(pool: ThreadPool) -> None:
 
 
 @compiled(inner=True)
-def call(pool: ThreadPool, count: int, estimating: int) -> None:
-    """Give the threads `count` tasks.
-
-    If `estimating` is -1, they are the proposals of the batch. Otherwise they are the critical groups, whose moves get
-    delta estimates by the schedule of thread `estimating`.
-    """
-    atomics.store(pool.control, ESTIMATING, estimating)
+def call(pool: ThreadPool, count: int) -> None:
+    """Give the threads `count` tasks: the first proposals of the batch."""
     atomics.store(pool.control, LIMIT, count)
     atomics.store(pool.control, NEXT, 0)
 
@@ -189,10 +158,6 @@ def take_part(
         i = atomics.add(control, NEXT, 1)
         if i >= atomics.load(control, LIMIT):
             break
-        estimating = atomics.load(control, ESTIMATING)
-        if estimating >= 0:
-            _estimate(flat, near, state, i, scratch_of(pool, estimating, thread))
-            continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])
         makespan, overflow, sends = run_and_measure(flat, placement, record, batch.cutoff[i])
@@ -204,18 +169,6 @@ def take_part(
             atomics.least(control, LIMIT, i + 1)  # its record stays until the batch is over
             break
     atomics.add(control, BUSY, -1)
-
-
-@compiled(inner=True)
-def _estimate(flat: FlatProblem, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
-    """Make the delta estimates of all moves of the critical group ``state.critical[i]``."""
-    num_devices, group = state.salt.shape[1], state.critical[i]
-    pair = i * (num_devices - 1)
-    for device in range(num_devices):
-        if device != state.device[group]:
-            state.pair[pair, 0], state.pair[pair, 1] = group, device
-            state.weight[pair] = estimate(flat, near, state.placement, scratch, group, device)
-            pair += 1
 
 
 @compiled(inner=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from placeto.heuristics.list_kernels import MOST_READY, Favourites
+from placeto.heuristics.etf_kernel import MOST_READY, Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
 from placeto.heuristics.rules import demands
 from placeto.problem.problem import PlacementProblem
