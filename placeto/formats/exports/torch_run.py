@@ -200,7 +200,7 @@ class Step(NamedTuple):
 
     device: torch.device  # of this rank
     length: int  # samples of a batch
-    module: nn.Module
+    module: Any
     inputs: Any
     loss: Any
     targets: Any
@@ -225,7 +225,7 @@ def started(given: argparse.Namespace, plan: dict[str, Any], ranks: int) -> Step
 
         np.random.seed(given.seed)
     module, inputs, *rest = find(factory)(**plan["settings"])
-    loss, targets, parallel = [*rest, *(None, (), None)[len(rest) :]]
+    loss, targets, parallel = rest + list[Any]((None, (), None))[len(rest) :]
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers(), *tensors_of((inputs, targets)))):
         sys.exit(f'error: {factory}: makes tensors on "meta", which can\'t be run: build the model without that device')
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
