@@ -171,8 +171,8 @@ def ways(model: str, cluster: str, counts: tuple[int, ...], memory: float = ENOU
     for count in counts:
         captured(model, count)
     begin = time.process_time()
-    on = with_memory(load_cluster(cluster), memory)
-    variants = Variants(lambda count, *_: captured(model, count), on, EFFICIENCY, MODELS[model][1])
+    on, batch = with_memory(load_cluster(cluster), memory), MODELS[model][1]
+    variants = Variants(lambda count, *_: captured(model, count), on, EFFICIENCY, batch)
     with collected_seldom():
         found, _ = _planned_ways(variants, counts, Runner())
     return found, time.process_time() - begin
@@ -257,8 +257,7 @@ def between(row: Between) -> dict[str, Any]:
 def _tried(problem: PlacementProblem) -> list[PlannedStep]:
     """The best pipelines with one stage on each device, of those that are tried without a limit."""
 
-    runner = _OneStageEach()
-    keep = partial(runner.keeps, problem)
+    keep = partial((runner := _OneStageEach()).keeps, problem)
     plans = [each.plan for each in ranked_plans(problem, keep) if keep(each.plan)][:2]
     return [step for plan in plans for step in in_order(problem, plan, runner)]
 

@@ -264,10 +264,7 @@ class PlannedStep:
         return self.plan.refusal(self.placement.problem)
 
     def file(self, cluster: Cluster, batch: int) -> PlanFile:
-        """Return the content of a plan file for this way of a step of `batch` samples.
-
-        The cluster is the one with all of its memory: without headroom.
-        """
+        """Return the content of a plan file for this way of `batch` samples; the cluster has all of its memory."""
         fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, batch, float(self.step_us)
         plan, placed = self.plan, None
         if self.placement is not None:

@@ -20,6 +20,7 @@ from tests.command_line import fails, run
 from tests.formats.test_layer_tools import sourced
 from tests.formats.test_whole_layers import TRAINING
 from tests.formats.torch_toys import save_planned
+from tests.planning.test_short_memory import Chosen
 
 TOOLS = {
     **dict.fromkeys(LAYER_TOOLS, ("", r"^stage 0 +gpu:0: 0 to 1$", "")),
@@ -77,7 +78,7 @@ def test_what_megatron_recomputes_otherwise_is_noted(
         (("norm",), "Megatron-LM recomputes no norm, as the plan does: the step takes more memory"),
     ):
         plan = replace(plain, recomputed=paths)
-        (step,) = in_order(problem, plan, 8, None, lambda moved: False)
+        (step,) = in_order(problem, plan, Chosen(lambda moved: False))
         assert step.placement is not None
         save_placement(step.placement, "placement.json")
         words = ("net.json", "--cluster", "2xv100", "--placement", "placement.json", "--format", "megatron")
