@@ -46,7 +46,7 @@ def test_a_plan_is_read_as_it_was_written(path: Path) -> None:
 def test_commands_take_the_micro_batches_of_a_plan(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("simulate", "net.py:net", "--placement", path, *ON) == 0
     assert run("report", "net.py:net", "--placement", path, *ON, "-o", "page.html", "--against", "none") == 0
-    assert run("export", "net.py:net", "--placement", path, *ON, "--format", "trace", "-o", "trace.json") == 0
+    assert run("simulate", "net.py:net", "--placement", path, *ON, "--trace", "trace.json") == 0
     given = ("--micro-batches", "2")
     says = "--micro-batches 2: plan.json is a plan with 4 micro-batches: leave the option out"
     capsys.readouterr()
