@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from placeto.problem.graph.module_paths import LOSS, around, inside
 from placeto.problem.step.whole_modules import Units
 from placeto.simulator.schedule import Schedule
 from placeto.simulator.tool_steps.module_step import ModuleStep, in_whole_modules
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CPU = "cpu"  # accelerate's name of the CPU
 OFFLOADED = (CPU, "disk")
@@ -70,12 +74,13 @@ class DeviceMap:
         return ""
 
 
-def device_map(schedule: Schedule, whole: Sequence[str] = ()) -> DeviceMap:
+def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> DeviceMap:
     """Return the device map that is most like a placement.
 
     Args:
         schedule: the schedule of the placement.
         whole: paths of modules that must not be divided, in addition to the blocks.
+        module: not used: the graph names all tensors. It stays for one version.
 
     Raises:
         PlanError: the graph has no modules, or lacks one of `whole`.
