@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +112,9 @@ class Trajectory:
 
 def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     """Run a cell in this process, warmed up first."""
-    _warm_up(placer, cell.cluster)
+    if (cell.placer, cell.cluster) not in _WARM:
+        _warm_up(placer, cell.cluster)
+        _WARM.add((cell.placer, cell.cluster))
     shared = cell.problem
     problem = PlacementProblem(shared.graph, shared.cluster, shared.costs)  # grouping it is part of the seconds
     clock = Clock()
@@ -129,9 +131,12 @@ def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     return Trajectory(cell, tuple(points), met.simulations, spent, commit())
 
 
-@cache
+_WARM: set[tuple[str, str]] = set()
+"""Names of placers, and the clusters for which they were warmed up in this process."""
+
+
 def _warm_up(placer: Placer, cluster: str) -> None:
-    """Run a placer on a tiny graph, once in a process."""
+    """Run a placer on a tiny graph."""
     of = {"module": "m", "flops": 1e6, "outputs": [4]}
     ops = [{"name": "m/a", **of}, *({"name": f"m/{n}", "inputs": [["m/a", 0]], **of} for n in "bcdefgh")]
     tiny = PlacementProblem(ComputationGraph.from_ops("tiny", ops), load_cluster(cluster))

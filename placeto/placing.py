@@ -268,8 +268,13 @@ def place_problem(
         PlanError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
     budget = Budget(simulations, seconds, seed)
+    placer = place_by
+    if undivided is not None:
+        from placeto.problem.step.whole_modules import module_units
+
+        module_units(problem.graph, undivided)  # refuses before anything is compiled
+        placer = keeping_modules(place_by, undivided)
     warm_up(place_by, problem, budget.simulations, budget.seconds)
-    placer = place_by if undivided is None else keeping_modules(place_by, undivided)
     with nullcontext() if shown is None else shown:
         result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=budget.seed)
     return replace(result, whole_modules=undivided)
@@ -315,7 +320,7 @@ def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
     """Refuse arguments of `_OF_MODULES` that aren't their defaults."""
     for name in _OF_MODULES:
         value, default = given[name], signature(place).parameters[name].default
-        if value != default and not (isinstance(value, Sized) and len(value) == 0):
+        if len(value) if default == () and isinstance(value, Sized) else value != default:
             raise TypeError(f"{name} is for modules: a graph is captured already, give {name} to the capture")
 
 

@@ -189,7 +189,14 @@ def test_mistakes_are_told_in_a_sentence(named: dict[str, object], error: type[E
 
 def test_what_is_of_modules_is_refused_for_graphs() -> None:
     graph = placeto.capture_inference(mlp(), [meta(32, 8)])
-    for name, value in (("loss", torch.sum), ("inputs", [meta(32, 8)]), ("precision", "bf16"), ("micro_batches", 4)):
+    given = {
+        "loss": torch.sum,
+        "inputs": [meta(32, 8)],
+        "targets": np.zeros(3),
+        "precision": "bf16",
+        "micro_batches": 4,
+    }
+    for name, value in given.items():
         with pytest.raises(TypeError, match=f"{name} is for modules: a graph is captured already"):
             placeto.place(graph, cluster="2xv100", placer="single", **{name: value})
 

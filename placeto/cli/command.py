@@ -69,7 +69,12 @@ def user_errors() -> Iterator[None]:
         sys.exit(0)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{where}{error.strerror or error}")
+        gone = isinstance(error, FileNotFoundError) and not where  # os.getcwd names no file
+        _fail(
+            "the current folder is not there any more: change to another"
+            if gone
+            else f"{where}{error.strerror or error}"
+        )
     except ModuleNotFoundError as error:
         if error.name not in _OF_TORCH:
             raise

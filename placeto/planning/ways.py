@@ -88,7 +88,7 @@ def plans_of(
     out: tuple[WayOut, ...] = ()
     alone = [step for step in planned if step.width == 1]
     if not steps[0].fits:
-        out = ways_out(variants, min(alone, key=rank), partial(leanest, runner))
+        out = ways_out(variants, min(alone, key=rank), partial(leanest, Runner(runnable_by)))
     return Plans(
         tuple(steps),
         variants.left_out,
@@ -152,22 +152,23 @@ def _planned_ways(
     ones from being tried.
     """
 
-    def plain(problems: Mapping[Setting, PlacementProblem]) -> list[PlannedStep]:
-        return [way for way in plain_ways(problems, runner) if way.placement is not None or not placed]
+    def counted(ways: Iterable[PlannedStep]) -> list[PlannedStep]:
+        return [way for way in ways if way.placement is not None or not placed]
 
     large = plan_large(variants, counts, runner)
     problems = by_setting(variants.wanted(large.counts))
-    planned = large.ways + plain(problems)
+    planned = counted(large.ways + plain_ways(problems, runner))
     each = () if large.ways else one_each(variants.cluster, (*variants.problems(), *variants.left_out))
     if each and not any(step.fits and not step.warning for step in planned):
         problems |= (more := by_setting(variants.wanted(each)))
-        planned += plain(more)
+        planned += counted(plain_ways(more, runner))
     again = [] if _fastest(planned).fits else ways_that_fit(problems, planned, runner)
     if large.ways:
         return planned + again, _fastest(planned)
     best_us = min((step.step_us for step in planned + again if step.fits), default=math.inf)
     groups = in_groups(variants, [count for _, count in problems], best_us)
-    planned += [way for way in plain(groups) if runner.wanted != "torch" or way.kind != Kind.SHARDED]  # it has none
+    of_groups = counted(plain_ways(groups, runner))
+    planned += [way for way in of_groups if runner.wanted != "torch" or way.kind != Kind.SHARDED]  # it has none
     if groups and not _fastest(planned).fits:
         again += ways_that_fit(groups, planned + again, runner)
     return planned + again, _fastest(planned)

@@ -69,9 +69,9 @@ class GuidedPlacer(LearnedPlacer):
     Without a budget there are `DEFAULT_SIMULATIONS`.
 
     The search begins with the constructive placers (see `begin`), so it is never worse than the best of them if the
-    budget is enough for all, about 25 simulations. Then come V-cycles, in which a sweep of the policy comes before each
-    annealing (see `v_cycles`). With a budget of 0 simulations the pass is the result, and its simulations are not
-    counted: see `one_pass`.
+    budget is enough for all: about 25 simulations, and more where memory is short. Then come V-cycles, in which a sweep
+    of the policy comes before each annealing (see `v_cycles`). With a budget of 0 simulations the pass is the result,
+    and its simulations are not counted: see `one_pass`.
     """
 
     def __init__(

@@ -174,7 +174,7 @@ class Sweeper:
     def _logits(self, view: View, placement: np.ndarray, turn: int) -> np.ndarray:
         """Return the logits (C, D) of the moves of joined groups from `placement` (C,).
 
-        They are -inf for moves that can't be chosen, and for all moves if any logit isn't finite.
+        They are -inf for moves that can't be chosen, and for all moves if another logit isn't finite.
         """
         visited = (view.traversal < turn) & self._in_order
         seen = look(view.batch, placement, visited)
@@ -185,4 +185,4 @@ class Sweeper:
         else:
             legal[np.arange(len(placement)), placement] = False
         logits = self.policy(seen, legal)
-        return np.where(legal & np.isfinite(logits).all(), logits, -np.inf)
+        return np.where(legal & np.isfinite(logits[legal]).all(), logits, -np.inf)

@@ -1,6 +1,6 @@
 """The placement problem: a graph to be placed on a cluster, with a cost model.
 
-Legend: N ops, D devices, P problems of a batch.
+Legend: N ops, D devices.
 """
 
 from __future__ import annotations

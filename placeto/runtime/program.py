@@ -132,6 +132,7 @@ class Program:
             target = self.kernel(node) or _on_host(target, self.device)
             if self.generator is not None and draws(node):
                 target = partial(target, generator=self.generator)
+                named = {name: value for name, value in named.items() if name != "generator"}  # it has None
         arguments, named = map_aggregate(
             (arguments, named), lambda each: self.device if isinstance(each, torch.device) else each
         )

@@ -245,10 +245,14 @@ def simulate_batch(
 
     Raises:
         PlacementError: a row isn't one device of the cluster for each op; or as in `simulate`, for the order.
+        TypeError: `problem` isn't a PlacementProblem.
     """
+    check_problem(problem)
     placements = np.asarray(placements)
-    if placements.ndim != 2 or placements.shape[1] != problem.num_ops or placements.dtype.kind not in "iu":
-        for row in np.atleast_2d(placements)[:1]:
+    if placements.ndim != 2:
+        raise PlacementError(f"placements must be (B, N), one row for each placement, not of shape {placements.shape}")
+    if placements.shape[1] != problem.num_ops or placements.dtype.kind not in "iu":
+        for row in placements[:1]:
             check_placement(problem, row)
     placements = own(placements.astype(np.int64, copy=False))
     row = _first_invalid(placements, problem.num_devices)

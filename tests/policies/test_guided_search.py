@@ -1,4 +1,4 @@
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -10,9 +10,11 @@ from torch import nn
 from placeto.environment.columns import PAIR
 from placeto.environment.env_config import EnvConfig
 from placeto.environment.instance import make_instance
+from placeto.environment.observation import Observation
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.multilevel import CYCLES
 from placeto.heuristics.local_search.starts import begin, best_cheap
+from placeto.heuristics.naive import try_single
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
@@ -163,3 +165,22 @@ def test_a_sweep_leaves_annealing_half_of_the_simulations_of_each_step(placer, m
     placer(problem, simulations=evaluator.simulations + more)
     assert left[0] >= more // (16 * CYCLES) > 0
     assert len(left) == 2 * CYCLES
+
+
+@dataclass
+class Numbered:
+    """Scores moves by their numbers; moves that can't be chosen are `otherwise`."""
+
+    otherwise: float
+
+    def __call__(self, seen: Observation, legal: np.ndarray) -> np.ndarray:
+        return np.where(legal, np.arange(legal.size).reshape(legal.shape) % 7.0, self.otherwise)
+
+
+def test_moves_that_cant_be_chosen_may_have_infinite_logits() -> None:
+    """As policies of other packages give them."""
+    problem = toy_problem(1, 20, 3)
+    placers = [GuidedPlacer(Numbered(otherwise), EnvConfig(), start=try_single) for otherwise in (0.0, -np.inf)]
+    ends = [placer.one_pass(problem).placement.tolist() for placer in placers]
+    assert ends[0] == ends[1]
+    assert len(set(ends[0])) > 1, "no move was tried"

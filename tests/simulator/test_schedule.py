@@ -244,6 +244,10 @@ def test_bad_placements_are_refused_in_one_sentence() -> None:
         simulate_batch(problem, np.array([[0, 0], [0, 7]]))
     with pytest.raises(PlacementError, match=r"must be 2 integers, one device per op, not int64 of shape \(3,\)"):
         simulate_batch(problem, np.zeros((2, 3), np.int64))
+    with pytest.raises(PlacementError, match=r"must be \(B, N\), one row for each placement, not of shape \(2,\)"):
+        simulate_batch(problem, np.array([0, 1]))
+    with pytest.raises(TypeError, match="a PlacementProblem is needed"):
+        simulate_batch(graph, np.array([[0, 1]]))
 
 
 def test_launching_counts_as_busy() -> None:

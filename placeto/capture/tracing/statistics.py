@@ -37,8 +37,10 @@ def as_values(traced: GraphModule) -> None:
     for norm in graph.find_nodes(op="call_function", target=NORM):
         if given := statistics(norm):
             norm.target = FUNCTIONAL
-            norm.meta["val"] = [*norm.meta["val"], *(statistic.meta["val"] for statistic in given)]
-            for place, statistic in zip((3, 4), given, strict=True):
+            norm.meta["val"] = [*norm.meta["val"], *(statistic.meta["val"] for statistic in norm.args[STATISTICS])]
+            for place, statistic in enumerate(norm.args[STATISTICS], STATISTICS.start):
+                if statistic not in given:
+                    continue
                 with graph.inserting_after(norm):
                     new = graph.call_function(operator.getitem, (norm, place))
                 with graph.inserting_before(end):

@@ -5,7 +5,6 @@ Legend: N ops, G groups, E edges.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +24,8 @@ class GroupArrays(NamedTuple):
     in_tensor: np.ndarray  # (E,) tensor of each input
 
 
-@lru_cache(maxsize=1024)
 def group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
-    """Return the arrays of a graph and its groups; cached."""
-    return new_group_arrays(graph, groups)
-
-
-def new_group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
-    """Return the arrays of a graph and its groups, without a cache: for groups that are used only once."""
+    """Return the arrays of a graph and its groups."""
     ops = np.lexsort((graph.position, groups.group))
     return GroupArrays(
         group=groups.group,

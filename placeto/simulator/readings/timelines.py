@@ -1,6 +1,6 @@
 """Kernels that read a schedule: the ops of each device in order of start, and the first of them after a given time.
 
-The delta estimates of the local searches use them, and so do observations.
+Observations use them.
 
 Legend: N ops, S sends, D devices.
 """
