@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from errno import ENOENT
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,7 +70,7 @@ def user_errors() -> Iterator[None]:
         sys.exit(0)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        gone = isinstance(error, FileNotFoundError) and not where  # os.getcwd names no file
+        gone = error.errno == ENOENT and not where  # os.getcwd names no file
         _fail(
             "the current folder is not there any more: change to another"
             if gone
